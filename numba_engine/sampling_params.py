@@ -35,7 +35,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Drop tokens less likely than this share of the most likely one. [0, 1]."""
     repetition_penalty: float = 1.0
-    """Divide positive (multiply negative) logits of tokens in prompt or output by this (Keskar et al. 2019). (0, 10]."""
+    """Divide positive (multiply negative) logits of tokens seen in prompt or output by this (Keskar 2019). (0, 10]."""
     presence_penalty: float = 0.0
     """Subtract from the logit of each token already in the output. [-2, 2]."""
     frequency_penalty: float = 0.0
@@ -87,9 +87,7 @@ class SamplingParams:
             f"at most {MAX_STOP_SEQUENCES} strings of 1 to {MAX_STOP_SEQUENCE_BYTES} bytes",
         )
         require(all(_is_int(i, 0, 2**31 - 1) for i in self.stop_token_ids), "stop_token_ids", "token ids")
-        require(
-            self.logprobs is None or _is_int(self.logprobs, 0, MAX_LOGPROBS), "logprobs", f"0 to {MAX_LOGPROBS}"
-        )
+        require(self.logprobs is None or _is_int(self.logprobs, 0, MAX_LOGPROBS), "logprobs", f"0 to {MAX_LOGPROBS}")
         limit = self.time_limit_s
         require(limit is None or (_between(limit, 0.0, 1e6) and limit > 0), "time_limit_s", "a number of seconds > 0")
         if bad:

@@ -29,7 +29,7 @@ class OpProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """One step: its op times sum to less than ``time_s``; the rest is the host's (scheduling, sampling's Python, text)."""
+    """One step. Its op times sum to less than ``time_s``; the rest is the host's (scheduling, batch building, text)."""
 
     index: int
     num_prefill_tokens: int
