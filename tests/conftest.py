@@ -1,0 +1,47 @@
+"""Fixtures of the whole suite: the demo model, and the rule for tests that need a GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def demo_path() -> Path:
+    """The demo model's GGUF file, downloaded once into the user's cache.
+
+    Where it cannot be had, tests that want it are skipped with the reason; under CI they fail.
+    """
+    from numba_engine.checkpoint.demo import fetch_demo
+    from numba_engine.errors import NumbaEngineError
+
+    try:
+        return Path(fetch_demo())
+    except (NumbaEngineError, OSError) as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"the demo model cannot be fetched: {error}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("cuda")]
+    reason = _why_no_gpu() if on_gpu else None
+    for item in on_gpu:
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@cache
+def _why_no_gpu() -> str | None:
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return "no NVIDIA driver: nvidia-smi was not found"
+    listed = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=60)
+    if listed.returncode or "GPU" not in listed.stdout:
+        return f"no NVIDIA GPU: nvidia-smi -L says {(listed.stdout + listed.stderr).strip()!r}"
+    return None
