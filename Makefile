@@ -34,14 +34,16 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint proto
-	PATH="$(abspath $(BIN)):$$PATH" bash proto/generate.sh --check
+	fresh="$$(mktemp -d)"; trap 'rm -rf "$$fresh"' EXIT; PYTHON=$(BIN)/python sh proto/generate.sh "$$fresh"; \
+		diff -r -x '__pycache__' -x '__init__.py' -x 'py.typed' "$$fresh/numba_engine_api" clients/python/numba_engine_api \
+		|| { echo "The generated API is out of date: run 'make proto'." >&2; exit 1; }
 
 fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 proto: $(VENV)/.installed-dev
-	PATH="$(abspath $(BIN)):$$PATH" bash proto/generate.sh
+	PYTHON=$(BIN)/python sh proto/generate.sh
 
 bench: $(VENV)/.installed
 	$(BIN)/numba-engine bench demo
