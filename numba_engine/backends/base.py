@@ -27,6 +27,7 @@ class Array(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
     @property
     def nbytes(self) -> int: ...
+    def __getitem__(self, rows: slice, /) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +192,10 @@ class Backend(ABC):
     @abstractmethod
     def free_memory_bytes(self) -> int:
         """Memory a KV cache could take now."""
+
+    @abstractmethod
+    def read_bandwidth_gbps(self) -> float:
+        """Bandwidth of plainly reading memory larger than any cache, GB/s, measured here with the backend's threads."""
 
     # ---- textbook ops ----------------------------------------------------------------------------------------------
 
