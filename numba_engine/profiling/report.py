@@ -7,15 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OpProfile:
-    """One op (or fused phase) of one step, all its calls together."""
+    """One op (or fused phase) of one step or more, all its calls together. Time is measured, the rest by formula."""
 
     name: str
     num_calls: int
     time_s: float
     weight_bytes: int
     kv_bytes: int
+    """Read and written."""
     activation_bytes: int
+    """Read and written."""
     flops: int
+    kv_written_bytes: int = 0
+    """Of kv_bytes."""
+    activation_written_bytes: int = 0
+    """Of activation_bytes."""
 
     @property
     def total_bytes(self) -> int:
@@ -26,17 +32,45 @@ class OpProfile:
         """Achieved bandwidth, GB/s: bytes by formula over measured time."""
         return self.total_bytes / self.time_s / 1e9 if self.time_s else 0.0
 
+    @property
+    def gflops(self) -> float:
+        """Achieved arithmetic, GFLOP/s: FLOPs by formula over measured time."""
+        return self.flops / self.time_s / 1e9 if self.time_s else 0.0
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity, FLOPs a byte, by formula."""
+        return self.flops / self.total_bytes if self.total_bytes else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """One step. Its op times sum to less than ``time_s``; the rest is the host's (scheduling, batch building, text)."""
+    """One step. What ops and overhead leave of ``time_s`` is the host's: scheduling, batch building, text."""
 
     index: int
     num_prefill_tokens: int
     num_decode_tokens: int
     num_seqs: int
     time_s: float
+    """As the clock saw it, the cost of looking included."""
     ops: tuple[OpProfile, ...]
+    """In order of first call."""
+    overhead_s: float = 0.0
+    """What looking cost, of time_s: the recorder's calibrated constant times the calls. No op contains it."""
+
+    @property
+    def ops_time_s(self) -> float:
+        return sum(op.time_s for op in self.ops)
+
+    @property
+    def net_time_s(self) -> float:
+        """The step without the cost of looking."""
+        return max(self.time_s - self.overhead_s, 0.0)
+
+    @property
+    def host_time_s(self) -> float:
+        """Python between the ops: scheduling, batch building, text."""
+        return max(self.net_time_s - self.ops_time_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +81,22 @@ class ProfileSummary:
     num_decode_steps: int
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
-    """Median over the decode steps."""
+    """Median over the decode steps, the cost of looking subtracted."""
     read_bandwidth_gbps: float
     """Plain read bandwidth of this machine, measured with the same threads."""
     bytes_per_token: int
-    """Weights + KV + activations a decode step moves, per sequence in it, by formula."""
+    """Weights + KV a decode step moves, per sequence in it, by formula; activations stay in the caches."""
     floor_s: float
-    """Time to read bytes_per_token at read_bandwidth_gbps: no engine can be faster at this batch."""
+    """Time to move bytes_per_token at read_bandwidth_gbps: no engine that reads memory can be faster at this batch."""
     share_of_floor: float
-    """floor tok/s over reached: 1.0 is the limit."""
+    """Reached tok/s over the floor's: 1.0 is the limit."""
     ops: tuple[OpProfile, ...]
     """Decode steps only, summed."""
     shares: tuple[tuple[str, float], ...]
     """(op, share of decode time), largest first, with the host's part as 'host'."""
+    weight_bytes_per_token: int = 0
+    """Of bytes_per_token."""
+    kv_bytes_per_token: int = 0
+    """Of bytes_per_token."""
+    overhead_s_per_step: float = 0.0
+    """What looking cost a decode step in the mean; subtracted above."""
