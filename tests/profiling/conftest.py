@@ -1,159 +1,28 @@
-"""A backend that computes nothing, and a model with weights of known size, for counting and timing."""
+"""A fake clock and a model with weights of known size."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import (
-    AttentionShape,
-    Backend,
-    Batch,
-    KVCacheLayer,
-    LayerWeights,
-    RopeTable,
-    Sampled,
-    SamplingBatch,
-    Weight,
-    WeightSegment,
-)
-from numba_engine.model.activations import Activations
+from numba_engine.backends.base import AttentionShape, KVCacheLayer, LayerWeights, RopeTable, Weight
 from numba_engine.model.decoder import Decoder
 from numba_engine.model.weights import ModelWeights
 from numba_engine.storage import StorageFormat, StoredTensor
-
-
-class FakeClock:
-    """A clock that stands still unless an op moves it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class IdleBackend(Backend):
-    """Every op does nothing and takes ``op_s`` of the fake clock; ``ran`` lists the names."""
-
-    name = "idle"
-    device_name = "nothing"
-    activation_dtype = np.dtype(np.float32)
-    kv_cache_dtype = np.dtype(np.float16)
-
-    def __init__(self, clock: FakeClock, op_s: float = 0.001) -> None:
-        self.clock = clock
-        self.op_s = op_s
-        self.ran: list[str] = []
-
-    def _work(self, name: str) -> None:
-        self.ran.append(name)
-        self.clock.now += self.op_s
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        return np.empty(shape, dtype)
-
-    def upload(self, host: np.ndarray) -> np.ndarray:
-        return host.copy()
-
-    def download(self, array: Any) -> np.ndarray:
-        return np.array(array)
-
-    def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
-        segments = tuple(WeightSegment(t.format, t.shape[0], t.nbytes, t.data) for t in tensors)
-        return Weight(name, (sum(t.shape[0] for t in tensors), tensors[0].shape[1]), segments)
-
-    def free_memory_bytes(self) -> int:
-        return 2**30
-
-    def read_bandwidth_gbps(self) -> float:
-        return 10.0
-
-    def embedding(self, *args: Any) -> None:
-        self._work("embedding")
-
-    def rms_norm(self, *args: Any) -> None:
-        self._work("rms_norm")
-
-    def linear(self, *args: Any) -> None:
-        self._work("linear")
-
-    def linear_add(self, *args: Any) -> None:
-        self._work("linear_add")
-
-    def rope(self, *args: Any) -> None:
-        self._work("rope")
-
-    def head_norm(self, *args: Any) -> None:
-        self._work("head_norm")
-
-    def store_kv(self, *args: Any) -> None:
-        self._work("store_kv")
-
-    def attention(self, *args: Any) -> None:
-        self._work("attention")
-
-    def silu_and_mul(self, *args: Any) -> None:
-        self._work("silu_and_mul")
-
-    def gather_rows(self, *args: Any) -> None:
-        self._work("gather_rows")
-
-    def sample(self, logits: Any, sampling: SamplingBatch) -> Sampled:
-        self._work("sample")
-        return Sampled(np.zeros(logits.shape[0], np.int32), None, None, None)
-
-
-class FusingBackend(IdleBackend):
-    """Overrides two of the three phases."""
-
-    def norm_qkv_rope_store(self, *args: Any) -> None:
-        self._work("norm_qkv_rope_store")
-
-    def norm_lm_head(self, *args: Any) -> None:
-        self._work("norm_lm_head")
-
-
-@dataclass(frozen=True, slots=True)
-class CountedModel:
-    """Two layers, GQA 3, mixed formats, q/k norm and bias; and the bytes of its stored tensors."""
-
-    decoder: Decoder
-    kv_cache: tuple[KVCacheLayer, ...]
-    weight_bytes: int
-    embedding_row_bytes: int
-
-    def batch(self, query_lens: list[int], context_lens: list[int]) -> Batch:
-        num_tokens = sum(query_lens)
-        return Batch(
-            token_ids=np.zeros(num_tokens, np.int32),
-            positions=np.zeros(num_tokens, np.int32),
-            slot_mapping=np.zeros(num_tokens, np.int32),
-            cu_seqlens_q=np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
-            context_lens=np.array(context_lens, np.int32),
-            block_tables=np.zeros((len(query_lens), 8), np.int32),
-            logit_rows=(np.cumsum(query_lens) - 1).astype(np.int32),
-            num_tokens=num_tokens,
-            num_seqs=len(query_lens),
-            num_logits=len(query_lens),
-            max_query_len=max(query_lens),
-            max_context_len=max(context_lens),
-        )
-
-    def forward(self, ops: Backend, batch: Batch) -> None:
-        t, rows = batch.num_tokens, batch.num_logits
-        sizes = (HIDDEN, HIDDEN, QKV, Q, 2 * INTERMEDIATE, INTERMEDIATE)
-        arrays = [np.empty((t, n), np.float32) for n in sizes]
-        last, logits = np.empty((rows, HIDDEN), np.float32), np.empty((rows, VOCAB), np.float32)
-        self.decoder.forward(ops, batch, self.kv_cache, Activations(*arrays, last, logits))
-
-
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS = 96, 6, 2, 16, 160, 257, 2
-Q, QKV = HEADS * HEAD_DIM, (HEADS + 2 * KV_HEADS) * HEAD_DIM
+from tests.profiling.idle_backend import (
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INTERMEDIATE,
+    KV_HEADS,
+    LAYERS,
+    QKV,
+    VOCAB,
+    CountedModel,
+    FakeClock,
+    IdleBackend,
+    Q,
+)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from numba_engine.profiling.recorder import Recorder, summarize
 from numba_engine.profiling.report import OpProfile, StepProfile
-from tests.profiling.conftest import CountedModel, FakeClock, FusingBackend, IdleBackend
+from tests.profiling.idle_backend import CountedModel, FakeClock, FusingBackend, IdleBackend
 
 TEXTBOOK = {
     "embedding": 1,

@@ -10,7 +10,7 @@ import pytest
 from numba_engine.backends.base import Backend
 from numba_engine.profiling import traffic
 from numba_engine.profiling.traffic import FORMULAS, Traffic, visible_tokens
-from tests.profiling.conftest import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, QKV, CountedModel, Q
+from tests.profiling.idle_backend import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, QKV, CountedModel, Q
 
 NOT_OPS = {"empty", "upload", "download", "load_weight", "free_memory_bytes", "read_bandwidth_gbps"}
 
