@@ -51,6 +51,7 @@ class Recorder(Backend):
         self.inner = inner
         self.name = inner.name
         self.device_name = inner.device_name
+        self.num_threads = inner.num_threads
         self.activation_dtype = inner.activation_dtype
         self.kv_cache_dtype = inner.kv_cache_dtype
         self._fused = {
@@ -81,10 +82,6 @@ class Recorder(Backend):
         )
         self._calls.clear()
         return profile
-
-    def discard(self) -> None:
-        """Forget what was recorded since the last step."""
-        self._calls.clear()
 
     def _ops_by_name(self) -> tuple[OpProfile, ...]:
         on_host: dict[int, Batch] = {}

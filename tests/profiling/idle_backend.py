@@ -37,6 +37,7 @@ class IdleBackend(Backend):
 
     name = "idle"
     device_name = "nothing"
+    num_threads = 3
     activation_dtype = np.dtype(np.float32)
     kv_cache_dtype = np.dtype(np.float16)
 
