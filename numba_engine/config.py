@@ -44,8 +44,6 @@ class EngineConfig:
     """Requests that may wait for admission; one more is refused with QueueFullError."""
     prefix_caching: bool = True
     """Reuse the KV blocks of prompts that begin alike."""
-    fusion: bool = True
-    """False runs the textbook ops one by one, so that a profile shows each of them."""
 
     def __post_init__(self) -> None:
         def require(ok: bool, name: str, allowed: str) -> None:

@@ -1,61 +1,369 @@
-"""LLM: the engine's front door. Start reading here."""
+"""LLM: the engine's front door. Start reading here.
+
+One step is: the scheduler picks sequences, the runner moves each of them on by a forward pass and a draw, and each
+request turns its new token into text.
+"""
 
 from __future__ import annotations
 
+import itertools
+import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from numba_engine.backends import create_backend
+from numba_engine.backends.base import Backend, Sampled
+from numba_engine.checkpoint import open_checkpoint
 from numba_engine.config import EngineConfig
-from numba_engine.outputs import Completion, EngineStats, ModelInfo, RequestOutput
+from numba_engine.counters import Counters
+from numba_engine.errors import FieldViolation, InvalidRequestError, QueueFullError
+from numba_engine.execution.kv_cache import KVCacheSize, allocate_kv_cache, kv_cache_size
+from numba_engine.execution.model_runner import ModelRunner
+from numba_engine.model.config import ModelConfig, default_sampling
+from numba_engine.model.decoder import Decoder, attention_shape
+from numba_engine.model.rope import build_rope_table
+from numba_engine.model.weights import ModelWeights, load_weights
+from numba_engine.outputs import Completion, EngineStats, FinishReason, ModelInfo, PositionLogprobs, RequestOutput
+from numba_engine.profiling.recorder import Recorder, summarize
 from numba_engine.profiling.report import ProfileSummary, StepProfile
+from numba_engine.request import Request, position_logprobs
 from numba_engine.sampling_params import SamplingParams
+from numba_engine.scheduling import sequence as scheduling
+from numba_engine.scheduling.block_manager import BlockManager
+from numba_engine.scheduling.scheduler import ScheduledStep, Scheduler
+from numba_engine.text.tokenizer import Tokenizer, load_tokenizer
 
 Prompt = str | Sequence[int]
+"""Text, or token ids."""
 Progress = Callable[[str, int, int], None]
 """Called while loading with (what, bytes done, bytes in all)."""
 
 
 class LLM:
-    """A loaded model and its engine. Not thread-safe: one thread owns it. INTERFACE DRAFT, being implemented."""
+    """A loaded model and its engine.
 
-    def __init__(self, model: str, config: EngineConfig | None = None, *, progress: Progress | None = None) -> None: ...
+    One thread owns it: ``add_request``, ``abort``, ``step`` and what is built on them. The text methods, ``validate``,
+    ``model_info`` and ``default_sampling`` are safe from any thread.
 
-    # facts (safe from any thread, fixed after loading)
-    model_info: ModelInfo
-    default_sampling: SamplingParams  # from generation_config.json, for requests that leave things unset
+    Args:
+        model: a Hugging Face directory, a ``.gguf`` file, or ``"demo"``.
+        config: how to run it; the defaults suit one machine.
+        progress: called while weights load.
 
-    # text (safe from any thread)
-    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+    Raises:
+        CheckpointError, UnsupportedModelError, BackendUnavailableError, OutOfMemoryError: saying what to do.
+    """
+
+    def __init__(self, model: str, config: EngineConfig | None = None, *, progress: Progress | None = None) -> None:
+        config = config or EngineConfig()
+        backend = create_backend(config)
+        with open_checkpoint(model) as checkpoint:
+            model_config = ModelConfig.from_checkpoint(checkpoint)
+            tokenizer = load_tokenizer(checkpoint)
+            default_params = SamplingParams(**default_sampling(checkpoint))
+            weights = load_weights(checkpoint, model_config, backend, progress)
+        cache = kv_cache_size(model_config, config, backend)
+        decoder = Decoder(
+            weights, build_rope_table(model_config, cache.max_model_len, backend), attention_shape(model_config)
+        )
+        kv_cache = allocate_kv_cache(model_config, config, cache.num_blocks, backend)
+
+        self.default_sampling = default_params
+        self.model_info = _model_info(
+            checkpoint.name, model_config, weights, backend, config.activation_dtype, tokenizer, cache
+        )
+        self._config = config
+        self._backend = backend
+        self._ops: Backend = backend
+        self._recorder: Recorder | None = None
+        self._profiled_steps: list[StepProfile] = []
+        self._last_step_profile: StepProfile | None = None
+        self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(model_config.eos_token_ids)
+        self._runner = ModelRunner(model_config, decoder, kv_cache, config, backend)
+        self._scheduler = Scheduler(
+            BlockManager(cache.num_blocks, config.block_size, prefix_caching=config.prefix_caching),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        self._requests: dict[str, Request] = {}
+        self._counters = Counters()
+
+    # ---- text: safe from any thread --------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, as transformers gives them: special tokens in it are recognised."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation (``role`` and ``content`` each) up to where the assistant answers."""
+        return self._tokenizer.apply_chat_template(messages)
+
     def validate(self, prompt: Prompt, params: SamplingParams) -> list[int]:
-        """Token ids of the prompt, after every check that add_request would do. Raises InvalidRequestError."""
+        """The prompt's token ids, after every check ``add_request`` makes.
 
-    # requests
+        Raises:
+            InvalidRequestError: naming each field that is wrong.
+        """
+        token_ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        vocab_size, max_len = self.model_info.vocab_size, self.model_info.max_model_len
+        bad: list[FieldViolation] = []
+        if not token_ids:
+            bad.append(FieldViolation("prompt", "has no tokens; give at least one"))
+        if len(token_ids) >= max_len:
+            limit = f"is {len(token_ids)} tokens, but the context holds {max_len}, of which one is left for the output"
+            bad.append(FieldViolation("prompt", limit))
+        for name, ids in (
+            ("prompt", token_ids),
+            ("sampling.stop_token_ids", params.stop_token_ids),
+            ("sampling.logit_bias", params.logit_bias),
+        ):
+            wrong = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), None)
+            if wrong is not None:
+                bad.append(FieldViolation(name, f"token id {wrong!r} is not in the vocabulary (0 to {vocab_size - 1})"))
+        if bad:
+            raise InvalidRequestError(*bad)
+        return token_ids
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
-        """Queue a request. Raises InvalidRequestError, QueueFullError."""
+        """Queue a request; its outputs come from ``step`` under its id.
+
+        Raises:
+            InvalidRequestError: naming each field that is wrong, or that the id is in use.
+            QueueFullError: if ``max_waiting`` requests wait already.
+        """
+        params = params or self.default_sampling
+        if request_id in self._requests:
+            raise InvalidRequestError(FieldViolation("request_id", f"{request_id!r} is in use"))
+        token_ids = self.validate(prompt, params)
+        num_waiting = len(self._scheduler.waiting)
+        # A request that the next step can admit does not wait, so it passes even with max_waiting = 0.
+        if num_waiting >= self._config.max_waiting and (num_waiting or self._is_full):
+            raise QueueFullError(num_waiting, self._config.max_waiting, self._counters.seconds_per_request())
+        sequence = scheduling.Sequence(
+            request_id,
+            token_ids,
+            params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            arrival_s=time.monotonic(),
+        )
+        self._scheduler.add(sequence)
+        self._requests[request_id] = Request(
+            sequence, self._tokenizer, eos_token_ids=self._eos_token_ids, max_len=self.model_info.max_model_len
+        )
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a queued or running request and free its blocks now; its last output (ABORTED), None if unknown."""
+        """End a queued or running request and free its blocks now; its last output, or None if there is no such one."""
+        request = self._requests.get(request_id)
+        return None if request is None else self._finish(request, FinishReason.ABORTED)
 
     def step(self) -> list[RequestOutput]:
-        """One forward pass: every scheduled sequence moves on. Outputs of the sequences that got or ended something."""
+        """One forward pass: every scheduled sequence moves on. Outputs of the requests that got or ended something."""
+        started_s = time.monotonic()
+        late = [self._finish(r, FinishReason.TIME_LIMIT) for r in self._late_requests(started_s)]
+        step = self._scheduler.schedule(started_s)
+        if not step:
+            return late
+        sampled = self._runner.execute(step, self._ops)
+        self._scheduler.commit(step)
+        outputs = late + self._emit(step, sampled)
+        self._record(step, started_s)
+        self._counters.count_step(time.monotonic() - started_s)
+        return outputs
 
     @property
-    def has_unfinished(self) -> bool: ...
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
     @property
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        scheduler, counters = self._scheduler, self._counters
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            max_num_seqs=self._config.max_num_seqs,
+            num_kv_blocks=scheduler.blocks.num_blocks,
+            num_free_kv_blocks=scheduler.blocks.num_free_blocks,
+            block_size=self._config.block_size,
+            prompt_tokens=counters.prompt_tokens,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
+            completion_tokens=counters.completion_tokens,
+            num_steps=counters.num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            num_finished=counters.num_finished,
+            num_aborted=counters.num_aborted,
+        )
 
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
-        """Run the prompts to their ends, batched, in order."""
+        """Run the prompts to their ends, batched together; completions in the prompts' order."""
+        each = list(params) if isinstance(params, Sequence) else [params or self.default_sampling] * len(prompts)
+        if len(each) != len(prompts):
+            raise InvalidRequestError(FieldViolation("params", f"{len(each)} given for {len(prompts)} prompts"))
+        pending = [(f"generate-{next(_ids)}", self.validate(p, own), own) for p, own in zip(prompts, each, strict=True)]
+        collected: dict[str, list[RequestOutput]] = {request_id: [] for request_id, _, _ in pending}
+        queue = iter(pending)
+        waiting = next(queue, None)
+        try:
+            while waiting is not None or self.has_unfinished:
+                while waiting is not None and len(self._requests) < self._config.max_num_seqs:
+                    self.add_request(*waiting)
+                    waiting = next(queue, None)
+                for output in self.step():
+                    collected.get(output.request_id, []).append(output)
+        finally:
+            for request_id in collected:
+                self.abort(request_id)
+        return [_completion(token_ids, collected[request_id]) for request_id, token_ids, _ in pending]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Run one prompt, yielding each step's output. Closing the iterator aborts the request."""
+        request_id = f"stream-{next(_ids)}"
+        self.add_request(request_id, prompt, params)
+        try:
+            while request_id in self._requests:
+                yield from (output for output in self.step() if output.request_id == request_id)
+        finally:
+            self.abort(request_id)
 
-    # profile: attach, then every step() is measured until detached
-    def start_profile(self) -> None: ...
+    # ---- profile ---------------------------------------------------------------------------------------------------
+
+    def start_profile(self, *, fusion: bool = True) -> None:
+        """Measure every step from now on until ``stop_profile``. Looking changes no token.
+
+        ``fusion=False`` runs the textbook ops one by one, so that each of them shows.
+        """
+        assert self._recorder is None, "one profile at a time"
+        self._recorder = self._ops = Recorder(self._backend, fusion=fusion)
+        self._profiled_steps = []
+
     def take_step_profile(self) -> StepProfile | None:
-        """What the last step() did, None if it did nothing or no profile is on."""
+        """What the last ``step`` did; None if it did nothing or no profile is on."""
+        profile, self._last_step_profile = self._last_step_profile, None
+        return profile
 
-    def stop_profile(self) -> ProfileSummary: ...
+    def stop_profile(self) -> ProfileSummary:
+        """End the profile and sum it up. Measures the machine's read bandwidth, which takes a moment."""
+        assert self._recorder is not None, "start_profile first"
+        self._recorder, self._ops = None, self._backend
+        return summarize(self._profiled_steps, read_bandwidth_gbps=self._backend.read_bandwidth_gbps())
+
+    # ---- parts of a step -------------------------------------------------------------------------------------------
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._scheduler.running) >= self._config.max_num_seqs
+
+    def _late_requests(self, now_s: float) -> list[Request]:
+        return [request for request in self._requests.values() if request.is_late(now_s)]
+
+    def _emit(self, step: ScheduledStep, sampled: Sampled | None) -> list[RequestOutput]:
+        """Hand each drawn token to its request; those that end leave the scheduler."""
+        if sampled is None:
+            return []
+        now_s = time.monotonic()
+        outputs = []
+        for row, scheduled in enumerate(scheduled for scheduled in step if scheduled.wants_token):
+            request = self._requests[scheduled.sequence.request_id]
+            logprobs = self._logprobs_of_row(sampled, row, scheduled.sequence.params.logprobs)
+            output = request.push(int(sampled.token_ids[row]), logprobs, now_s)
+            if output.finished:
+                self._forget(request, output)
+            outputs.append(output)
+        return outputs
+
+    def _logprobs_of_row(self, sampled: Sampled, row: int, num_top: int | None) -> PositionLogprobs | None:
+        if num_top is None:
+            return None
+        assert sampled.logprobs is not None
+        assert sampled.top_token_ids is not None
+        assert sampled.top_logprobs is not None
+        chosen = int(sampled.token_ids[row]), float(sampled.logprobs[row])
+        top = zip(
+            sampled.top_token_ids[row, :num_top].tolist(), sampled.top_logprobs[row, :num_top].tolist(), strict=True
+        )
+        return position_logprobs(self._tokenizer, chosen, list(top))
+
+    def _finish(self, request: Request, reason: FinishReason) -> RequestOutput:
+        output = request.end(reason, time.monotonic())
+        self._forget(request, output)
+        return output
+
+    def _forget(self, request: Request, last_output: RequestOutput) -> None:
+        self._scheduler.remove(request.sequence)
+        del self._requests[request.sequence.request_id]
+        self._counters.count_finished(last_output)
+
+    def _record(self, step: ScheduledStep, started_s: float) -> None:
+        """Close the step's profile, if one is on."""
+        if self._recorder is None:
+            return
+        num_decode = sum(scheduled.is_decode for scheduled in step)
+        self._last_step_profile = self._recorder.take_step(
+            index=len(self._profiled_steps),
+            num_prefill_tokens=sum(scheduled.num_new_tokens for scheduled in step) - num_decode,
+            num_decode_tokens=num_decode,
+            num_seqs=len(step),
+            time_s=time.monotonic() - started_s,
+        )
+        self._profiled_steps.append(self._last_step_profile)
+
+
+_ids = itertools.count()
+
+
+def _completion(prompt_token_ids: list[int], outputs: list[RequestOutput]) -> Completion:
+    last = outputs[-1]
+    assert last.finish_reason is not None
+    assert last.timings is not None
+    return Completion(
+        prompt_token_ids=tuple(prompt_token_ids),
+        token_ids=tuple(i for output in outputs for i in output.token_ids),
+        text="".join(output.text for output in outputs),
+        finish_reason=last.finish_reason,
+        stop_sequence=last.stop_sequence,
+        stop_token_id=last.stop_token_id,
+        logprobs=tuple(p for output in outputs for p in output.logprobs),
+        usage=last.usage,
+        timings=last.timings,
+    )
+
+
+def _model_info(
+    name: str,
+    model: ModelConfig,
+    weights: ModelWeights,
+    backend: Backend,
+    activation_dtype: str,
+    tokenizer: Tokenizer,
+    cache: KVCacheSize,
+) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        architecture=model.architecture,
+        num_parameters=weights.num_parameters,
+        weight_bytes=weights.nbytes,
+        weight_formats=weights.format_names,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        max_model_len=cache.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        has_chat_template=tokenizer.chat_template is not None,
+        backend=backend.name,
+        device_name=backend.device_name,
+        num_threads=backend.num_threads,
+        activation_dtype=activation_dtype,
+        kv_cache_dtype=backend.kv_cache_dtype.name,
+        kv_bytes_per_token=cache.bytes_per_token,
+    )

@@ -164,6 +164,8 @@ class Backend(ABC):
 
     name: str
     device_name: str
+    num_threads: int
+    """CPU threads that run the ops; 0 where a GPU does."""
     activation_dtype: np.dtype[Any]
     """Element type of activation arrays (q, k, v, residual, …). Logits are always float32."""
     kv_cache_dtype: np.dtype[Any]
