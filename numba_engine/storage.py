@@ -77,6 +77,38 @@ def dequantize(tensor: StoredTensor) -> np.ndarray:
     return values.reshape(tensor.shape)
 
 
+def is_finite(tensor: StoredTensor) -> bool:
+    """Whether the tensor holds no NaN or infinity: in a quantised format, whether its scales hold none."""
+    match tensor.format:
+        case StorageFormat.F32:
+            return _max_masked(tensor.data.reshape(-1).view(np.uint32), 0x7FFFFFFF) < 0x7F800000
+        case StorageFormat.F16:
+            return _max_masked(tensor.data.reshape(-1).view(np.uint16), 0x7FFF) < 0x7C00
+        case StorageFormat.BF16:
+            return _max_masked(tensor.data.reshape(-1).view(np.uint16), 0x7FFF) < 0x7F80
+        case StorageFormat.Q8_0 | StorageFormat.Q4_0:
+            scales: tuple[int, ...] = (0,)
+        case StorageFormat.Q4_1:
+            scales = (0, 1)
+    halves = tensor.data.reshape(-1).view(np.uint16).reshape(-1, tensor.format.block_bytes // 2)
+    return all(_max_masked(halves[:, column], 0x7FFF) < 0x7C00 for column in scales)
+
+
+def _max_masked(bits: np.ndarray, mask: int) -> int:
+    """The largest of ``bits & mask``. An infinity's exponent is the largest there is, and a NaN exceeds an infinity.
+
+    In pieces that stay in the cache, so that nothing of the tensor's size is allocated.
+    """
+    piece = 1 << 16
+    scratch = np.empty(min(piece, bits.size), dtype=bits.dtype)
+    largest = 0
+    for start in range(0, bits.size, piece):
+        part = bits[start : start + piece]
+        masked = np.bitwise_and(part, bits.dtype.type(mask), out=scratch[: part.size])
+        largest = max(largest, int(masked.max()))
+    return largest
+
+
 def _scale(blocks: np.ndarray, offset: int) -> np.ndarray:
     return np.ascontiguousarray(blocks[:, offset : offset + 2]).view(np.float16).astype(np.float32)
 
@@ -99,8 +131,7 @@ def quantize(name: str, values: np.ndarray, format: StorageFormat) -> StoredTens
         case StorageFormat.F16:
             data = values.astype(np.float16).view(np.uint8)
         case StorageFormat.BF16:
-            bits = values.view(np.uint32)
-            data = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
+            data = _round_to_bf16(values.view(np.uint32)).view(np.uint8)
         case _:
             data = _quantize_blocks(values.reshape(-1, format.block_size), format)
     return StoredTensor(name, format, tuple(values.shape), data.reshape(rows, -1))
@@ -109,7 +140,7 @@ def quantize(name: str, values: np.ndarray, format: StorageFormat) -> StoredTens
 def _quantize_blocks(blocks: np.ndarray, format: StorageFormat) -> np.ndarray:
     if format is StorageFormat.Q8_0:
         scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-        q = np.round(blocks * _reciprocal(scale)).astype(np.int8)
+        q = _round_half_away(blocks * _reciprocal(scale)).astype(np.int8)
         return np.concatenate([_f16_bytes(scale), q.view(np.uint8)], axis=1)
     if format is StorageFormat.Q4_0:
         extreme = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
@@ -121,6 +152,20 @@ def _quantize_blocks(blocks: np.ndarray, format: StorageFormat) -> np.ndarray:
     scale = (blocks.max(axis=1, keepdims=True) - low) / np.float32(15)
     q = np.clip((blocks - low) * _reciprocal(scale) + np.float32(0.5), 0, 15).astype(np.uint8)
     return np.concatenate([_f16_bytes(scale), _f16_bytes(low), q[:, :16] | (q[:, 16:] << 4)], axis=1)
+
+
+def _round_to_bf16(bits: np.ndarray) -> np.ndarray:
+    """The upper half of float32 bits, rounded to nearest even; a NaN stays one, quiet, whatever its payload."""
+    rounded = (bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(is_nan, (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def _round_half_away(values: np.ndarray) -> np.ndarray:
+    """C's ``roundf``; ``np.round`` would take halves to even."""
+    magnitude = np.abs(values)
+    whole = np.floor(magnitude)
+    return np.copysign(whole + np.floor(2 * (magnitude - whole)), values)
 
 
 def _reciprocal(scale: np.ndarray) -> np.ndarray:
