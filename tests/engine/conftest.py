@@ -1,0 +1,41 @@
+"""A tiny model for the engine's tests, and engines over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from numba_engine import LLM, EngineConfig
+from tests.tiny_models import TinyModel, write_hf
+
+MakeLLM = Callable[..., LLM]
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hf(tmp_path_factory.mktemp("tiny") / "llama", TinyModel(max_position=256))
+
+
+@pytest.fixture(scope="session")
+def make_llm(tiny_path: Path) -> MakeLLM:
+    """Builds an engine with the given settings over the tiny model; equal settings share one."""
+    engines: dict[tuple[tuple[str, Any], ...], LLM] = {}
+
+    def make(**settings: Any) -> LLM:
+        key = tuple(sorted(settings.items()))
+        if key not in engines:
+            config = EngineConfig(**{"backend": "cpu", "num_threads": 2, "num_kv_blocks": 128, **settings})
+            engines[key] = LLM(str(tiny_path), config)
+        llm = engines[key]
+        assert not llm.has_unfinished, "an earlier test left a request behind"
+        return llm
+
+    return make
+
+
+@pytest.fixture
+def llm(make_llm: MakeLLM) -> LLM:
+    return make_llm()
