@@ -1,0 +1,306 @@
+"""ChatTemplate: a model's Jinja template that writes a conversation as the text the model was trained on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import filters, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace, pass_context, pass_eval_context
+from jinja2.visitor import NodeTransformer
+
+from numba_engine.errors import CheckpointError, FieldViolation, InvalidRequestError
+
+MAX_TEMPLATE_CHARS = 1 << 20
+MAX_RENDERED_CHARS = 16 << 20
+_MAX_STEPS = 1_000_000  # loop rounds and calls of one rendering; a message takes some tens
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+
+
+class ChatTemplate:
+    """A checked, compiled chat template. Any number of threads may render at once.
+
+    Templates come with model files and are not trusted: they run in Jinja's sandbox, with limits on steps and sizes.
+
+    Args:
+        source: the template, Jinja as transformers runs it.
+        special_tokens: what ``bos_token``, ``eos_token``, … stand for in the template.
+        file: where it was read from, for error messages.
+
+    Raises:
+        CheckpointError: the template is not valid Jinja, or absurdly long.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, file: str) -> None:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            what = f"chat template of {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are read"
+            raise CheckpointError(what, file=file)
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _Sandbox().compile_limited(source)
+        except jinja2.TemplateSyntaxError as error:
+            what = f"chat template is not valid Jinja: line {error.lineno}: {error.message}"
+            raise CheckpointError(what, file=file) from None
+        except (RecursionError, MemoryError, SyntaxError, ValueError) as error:
+            what = f"chat template cannot be compiled: {type(error).__name__}: {error}"
+            raise CheckpointError(what, file=file) from None
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The conversation as text, ending where the assistant is to speak.
+
+        Raises:
+            InvalidRequestError: malformed messages, or ones that the template refuses or cannot write.
+        """
+        _check_messages(messages)
+        stream = self._template.generate(
+            **self._special_tokens,
+            messages=[dict(message) for message in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **{_BUDGET: _Budget()},
+        )
+        try:
+            return _joined(stream)
+        except _RefusedByTemplate as error:
+            what = f"the model's chat template refuses them: {error.message}"
+        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+            what = f"the model's chat template cannot render them: {type(error).__name__}: {error}"
+        except (RecursionError, MemoryError) as error:
+            what = f"the model's chat template needs too much to render them: {type(error).__name__}"
+        raise InvalidRequestError(FieldViolation("messages", what))
+
+
+def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
+    bad: list[FieldViolation] = []
+    if not messages:
+        bad.append(FieldViolation("messages", "must hold at least one message"))
+    for i, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not _ROLE.fullmatch(role):
+            what = f'must be a name such as "system", "user" or "assistant", got {role!r:.80}'
+            bad.append(FieldViolation(f"messages[{i}].role", what))
+        if not isinstance(content, str):
+            bad.append(FieldViolation(f"messages[{i}].content", f"must be text, got {type(content).__name__}"))
+    if bad:
+        raise InvalidRequestError(*bad)
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    kept: list[str] = []
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > MAX_RENDERED_CHARS:
+            raise SecurityError(f"the text exceeds {MAX_RENDERED_CHARS} characters")
+        kept.append(piece)
+    return "".join(kept)
+
+
+class _RefusedByTemplate(jinja2.TemplateError):
+    """The template called ``raise_exception``."""
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _RefusedByTemplate(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: object, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Plain JSON; Jinja's own filter escapes it for HTML."""
+    if indent is not None:
+        _check_size(len(indent) if isinstance(indent, str) else int(indent), _MAX_INDENT)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Generation(Extension):
+    """``{% generation %}…{% endgeneration %}`` marks what an assistant said, for training; here it is just its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+# Limits. The sandbox keeps a template from reaching Python; these keep it from taking all time or memory.
+
+_BUDGET = "__budget__"
+_COUNTED, _BOUNDED = "__counted__", "__bounded__"
+_MAX_INDENT = 64
+_MAX_INT_BITS = 4096
+# Each of these makes text of a size that is a number in its arguments; no chat template needs them.
+_REMOVED_FILTERS = ("center", "format", "indent", "batch", "slice", "wordwrap", "urlize")
+_REMOVED_GLOBALS = ("lipsum", "cycler", "joiner")
+_REMOVED_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "translate", "format", "format_map"})
+
+
+class _Budget:
+    """Steps one rendering may still take. Underscored, so that the sandbox keeps templates away from it."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_STEPS
+
+    def _spend(self, steps: int) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise SecurityError(f"it takes more than {_MAX_STEPS} steps")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja as transformers sets it up for chat templates, with limits."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+        for name in _REMOVED_FILTERS:
+            del self.filters[name]
+        for name in _REMOVED_GLOBALS:
+            del self.globals[name]
+        self.filters |= {"tojson": _tojson, "join": _join, "replace": _replace, _COUNTED: _counted, _BOUNDED: _bounded}
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "namespace": _SafeNamespace,
+            "dict": _new_dict,
+        }
+
+    def compile_limited(self, source: str) -> jinja2.Template:
+        return self.from_string(_Limits().visit(self.parse(source)))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, str) and attr in _REMOVED_METHODS:
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        _budget(__context)._spend(1)
+        if isinstance(owner := getattr(__obj, "__self__", None), str):
+            match __obj.__name__, args:
+                case "replace", (str(old), str(new), *count):
+                    _check_replace(owner, old, new, *count)
+                case "join", (parts,):
+                    args = (list(parts),)
+                    _check_join(args[0], owner)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        match operator:
+            case "*":
+                sized, times = (left, right) if isinstance(left, Sized) else (right, left)
+                if isinstance(sized, Sized) and isinstance(times, int):
+                    _check_size(len(sized) * times)
+            case "**":
+                if isinstance(left, int) and isinstance(right, int):
+                    _check_size(left.bit_length() * right, _MAX_INT_BITS)
+            case "%" if isinstance(left, str):
+                raise SecurityError("text formatting with % is not available")
+        return _bounded(super().call_binop(context, operator, left, right))
+
+
+class _Limits(NodeTransformer):
+    """Counts the rounds of every loop, and checks the size of what ``~`` makes: no hook of the sandbox sees these."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = nodes.Filter(node.iter, _COUNTED, [], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Filter(node, _BOUNDED, [], [], None, None, lineno=node.lineno)
+
+
+class _SafeNamespace(Namespace):
+    """Refuses underscored names, as transformers does."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        values = dict(*args, **kwargs)
+        for name in values:
+            self._check(name)
+        super().__init__(values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _SafeNamespace._check(name)
+        super().__setitem__(name, value)
+
+    @staticmethod
+    def _check(name: object) -> None:
+        if str(name).startswith("_"):
+            raise SecurityError(f"namespace attribute {name!r} begins with an underscore")
+
+
+def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """``dict`` without the type's own methods."""
+    return dict(*args, **kwargs)
+
+
+def _budget(context: Context) -> _Budget:
+    # The parent holds what render() passed; a template's own assignments go elsewhere.
+    budget = context.parent[_BUDGET]
+    assert isinstance(budget, _Budget)
+    return budget
+
+
+@pass_context
+def _counted(context: Context, values: Any) -> Any:
+    budget = _budget(context)
+    if isinstance(values, Sized):
+        budget._spend(len(values))
+        return values
+    return _counting(budget, values)
+
+
+def _counting(budget: _Budget, values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        budget._spend(1)
+        yield value
+
+
+@pass_eval_context
+def _join(eval_context: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+    parts = list(value)
+    _check_join(parts, str(d))
+    return filters.sync_do_join(eval_context, parts, d, attribute)
+
+
+def _replace(text: object, old: object, new: object, count: int | None = None) -> str:
+    count = -1 if count is None else count
+    _check_replace(str(text), str(old), str(new), count)
+    return str(text).replace(str(old), str(new), count)
+
+
+def _check_join(parts: Sequence[object], separator: str) -> None:
+    _check_size(len(separator) * len(parts) + sum(len(part) for part in parts if isinstance(part, str)))
+
+
+def _check_replace(text: str, old: str, new: str, count: int = -1) -> None:
+    found = text.count(old) if count < 0 else min(text.count(old), count)
+    _check_size(len(text) + found * max(len(new) - len(old), 0))
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, Sized):
+        _check_size(len(value))
+    return value
+
+
+def _check_size(size: int, limit: int = MAX_RENDERED_CHARS) -> None:
+    if size > limit:
+        raise SecurityError(f"a value of size {size} exceeds {limit}")

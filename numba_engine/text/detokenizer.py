@@ -1,0 +1,45 @@
+"""Detokenizer: token ids in, text out, one token at a time, never splitting a character."""
+
+from __future__ import annotations
+
+import codecs
+
+from numba_engine.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Decodes one sequence incrementally.
+
+    The strings returned by ``push``, followed by that of ``flush``, are ``tokenizer.decode`` of all ids pushed,
+    character for character. Bytes that may still become a character are held back; bytes that cannot become U+FFFD as
+    soon as that is certain. Costs O(bytes of the token) per push.
+
+    Ids that stand for no text (padding of the vocabulary) add nothing; they are no error, since a model may
+    have more output rows than its tokenizer has tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._strip_char = tokenizer.strip_char
+        self._strip_left = tokenizer.strip_count
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; often empty inside a character of several tokens."""
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return ""
+        return self._without_leading(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+
+    def flush(self) -> str:
+        """The text held back, when no token follows: U+FFFD for an unfinished character. Call it once, at the end."""
+        return self._without_leading(self._utf8.decode(b"", final=True))
+
+    def _without_leading(self, text: str) -> str:
+        if self._strip_left and text:
+            cut = 0
+            while cut < min(self._strip_left, len(text)) and text[cut] == self._strip_char:
+                cut += 1
+            self._strip_left = self._strip_left - cut if cut == len(text) else 0
+            return text[cut:]
+        return text
