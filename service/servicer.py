@@ -1,0 +1,228 @@
+"""InferenceService: one method an RPC. What a request is refused or ended with goes through ``_answering``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn, TypeVar
+
+import grpc.aio
+
+from numba_engine import InvalidRequestError, QueueFullError, SamplingParams
+from numba_engine_api.v1 import inference_pb2 as api
+from numba_engine_api.v1 import inference_pb2_grpc as api_grpc
+from service import translate
+from service.config import ServiceConfig
+from service.engine_loop import EngineLoop
+from service.errors import EngineFailedError, NoChatTemplateError, SlowClientError, UnknownRequestError
+from service.status import ServerStatus
+from service.telemetry import Counters, RequestRecord, log
+
+_Result = TypeVar("_Result")
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+_TEXT_THREADS = 2
+# A cancellation this close to the deadline is the deadline's: the client's clock may run ahead of ours by network time.
+_DEADLINE_TOLERANCE_S = 0.05
+_RETRY_WHEN_FULL_S = 1.0
+
+
+class InferenceServicer(api_grpc.InferenceServiceServicer):
+    """Serves one engine. Everything here runs on the event loop and never computes."""
+
+    def __init__(self, engine: EngineLoop, status: ServerStatus, config: ServiceConfig) -> None:
+        self.counters = Counters()
+        self._engine = engine
+        self._status = status
+        self._config = config
+        self._calls_in_flight = 0
+        self._request_ended = asyncio.Event()
+        # Tokenising a long prompt takes seconds: off the loop, and on few threads, because the cores are the engine's.
+        self._text_threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="text")
+
+    async def idle(self) -> None:
+        """Returns when no request is in flight."""
+        while self.counters.in_flight:
+            self._request_ended.clear()
+            await self._request_ended.wait()
+
+    def close(self) -> None:
+        self._text_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def Generate(self, request: api.GenerateRequest, context: _Context) -> None:
+        async with self._request("Generate", request, context) as record:
+            params = translate.to_sampling_params(request.sampling, self._engine.llm.default_sampling)
+            prompt = await self._prompt_token_ids(request, params)
+            stream = self._engine.submit(record.request_id, prompt, params)
+            try:
+                await stream.accepted()
+                await self._write(context, translate.to_started(request, record.request_id, prompt))
+                async for output in stream.outputs():
+                    record.note_output(output)
+                    for response in translate.to_generate_responses(request, output):
+                        await self._write(context, response)
+            finally:
+                self._engine.close(stream)
+
+    async def Profile(self, request: api.ProfileRequest, context: _Context) -> None:
+        async with self._request("Profile", request, context) as record:
+            params = translate.to_profile_sampling_params(request)
+            prompt = await self._prompt_token_ids(request, params)
+            fusion = request.fusion if request.HasField("fusion") else True
+            stream = self._engine.submit_profile(record.request_id, prompt, params, fusion=fusion)
+            try:
+                await stream.accepted()
+                await self._write(context, translate.to_profiled_device(self._engine.llm.model_info))
+                await self._write(context, translate.to_profiled_model(self._engine.llm.model_info))
+                async for event in stream.profile_events():
+                    if event.output is not None:
+                        record.note_output(event.output)
+                    await self._write(context, translate.to_profile_response(event))
+            finally:
+                self._engine.close(stream)
+
+    async def Tokenize(self, request: api.TokenizeRequest, context: _Context) -> api.TokenizeResponse:
+        async with self._answering(context, _new_id(), request):
+            self._status.require_ready()
+            translate.require_input(request)
+            if request.HasField("chat"):
+                return api.TokenizeResponse(token_ids=await self._chat_token_ids(request.chat))
+            llm, add = self._engine.llm, request.add_special_tokens if request.HasField("add_special_tokens") else True
+            token_ids = await self._on_text_thread(lambda: llm.tokenize(request.text, add_special_tokens=add))
+            return api.TokenizeResponse(token_ids=token_ids)
+
+    async def Detokenize(self, request: api.DetokenizeRequest, context: _Context) -> api.DetokenizeResponse:
+        async with self._answering(context, _new_id(), request):
+            self._status.require_ready()
+            llm, token_ids = self._engine.llm, list(request.token_ids)
+            translate.require_in_vocabulary(token_ids, llm.model_info.vocab_size, "token_ids")
+            skip = request.skip_special_tokens
+            text = await self._on_text_thread(lambda: llm.detokenize(token_ids, skip_special_tokens=skip))
+            return api.DetokenizeResponse(text=text)
+
+    async def GetModelInfo(self, request: api.GetModelInfoRequest, context: _Context) -> api.GetModelInfoResponse:
+        async with self._answering(context, _new_id(), request):
+            if not self._engine.is_loaded:
+                self._status.require_ready()
+            return translate.to_model_info(self._engine.llm.model_info, self._engine.llm.default_sampling)
+
+    async def GetStatus(self, request: api.GetStatusRequest, context: _Context) -> api.GetStatusResponse:
+        async with self._answering(context, _new_id(), request):
+            return translate.to_status(
+                self._status.state,
+                self._status.detail,
+                uptime_s=self._status.uptime_s,
+                load=self._engine.load_progress,
+                stats=self._engine.stats,
+                counters=self.counters,
+                profiling=self._engine.profiled_request_id is not None,
+                engine_heartbeat_age_s=self._engine.heartbeat_age_s,
+            )
+
+    async def Abort(self, request: api.AbortRequest, context: _Context) -> api.AbortResponse:
+        async with self._answering(context, _new_id(), request):
+            request_id = translate.to_request_id(request.request_id)
+            output = await self._engine.abort(request_id)
+            if output is None:
+                raise UnknownRequestError(request_id)
+            return api.AbortResponse(usage=translate.to_usage(output.usage))
+
+    # ---- parts of a request ----------------------------------------------------------------------------------------
+
+    async def _prompt_token_ids(
+        self, request: api.GenerateRequest | api.ProfileRequest, params: SamplingParams
+    ) -> list[int]:
+        """The prompt's tokens, after every check that the engine makes. Raises InvalidRequestError and others."""
+        translate.require_input(request)
+        llm, prompt = self._engine.llm, request.prompt or list(request.token_ids.ids)
+        if request.HasField("chat"):
+            prompt = await self._chat_token_ids(request.chat)
+        token_ids = await self._on_text_thread(lambda: llm.validate(prompt, params))
+        # It took a while, in which the server may have begun to drain.
+        self._status.require_ready()
+        return token_ids
+
+    async def _chat_token_ids(self, chat: api.Chat) -> list[int]:
+        llm, messages = self._engine.llm, translate.to_chat(chat)
+        if not llm.model_info.has_chat_template:
+            raise NoChatTemplateError(llm.model_info.name)
+        return await self._on_text_thread(lambda: llm.apply_chat_template(messages))
+
+    async def _on_text_thread(self, function: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._text_threads, function)
+
+    async def _write(self, context: _Context, response: Any) -> None:
+        """Sends a message, waiting for the client to take it. Raises SlowClientError when it does not."""
+        try:
+            async with asyncio.timeout(self._config.stalled_client_s):
+                await context.write(response)
+        except TimeoutError:
+            raise SlowClientError.stalled(self._config.stalled_client_s) from None
+
+    @asynccontextmanager
+    async def _request(
+        self, rpc: str, request: api.GenerateRequest | api.ProfileRequest, context: _Context
+    ) -> AsyncIterator[RequestRecord]:
+        """A request from its arrival to its end, counted and logged; refused at once where none is taken."""
+        request_id = request.request_id or _new_id()
+        record = RequestRecord(self.counters, rpc, request_id, context.peer())
+        async with self._answering(context, request_id, request, record):
+            self._status.require_ready()
+            translate.to_request_id(request_id)
+            yield record
+
+    @asynccontextmanager
+    async def _answering(
+        self, context: _Context, request_id: str, request: Any, record: RequestRecord | None = None
+    ) -> AsyncIterator[None]:
+        """Ends the call as its body ends: normally, cancelled, or with the status of the error it raises."""
+        self._calls_in_flight += 1
+        try:
+            if self._calls_in_flight > self._config.max_in_flight and not isinstance(request, api.GetStatusRequest):
+                raise QueueFullError(self._calls_in_flight - 1, self._config.max_in_flight, _RETRY_WHEN_FULL_S)
+            yield
+            if record:
+                record.finish()
+        except asyncio.CancelledError:
+            if record:
+                record.end("deadline_exceeded" if _deadline_has_passed(context) else "cancelled")
+            raise
+        except Exception as error:
+            if context.cancelled():
+                # A write found the client gone before its cancellation reached us.
+                if record:
+                    record.end("cancelled")
+                raise asyncio.CancelledError from error
+            await self._refuse(context, request_id, request, error, record)
+        finally:
+            self._calls_in_flight -= 1
+            self._request_ended.set()
+
+    async def _refuse(
+        self, context: _Context, request_id: str, request: Any, error: Exception, record: RequestRecord | None
+    ) -> NoReturn:
+        """Ends the call with the error's status. Bugs are logged whole; the client gets the id to find them by."""
+        if isinstance(error, InvalidRequestError):
+            error = translate.in_fields_of(request, error)
+        kind = translate.kind_of(error)
+        is_bug = kind.code is grpc.StatusCode.INTERNAL
+        trace = error if is_bug and not isinstance(error, EngineFailedError) else None  # which the engine logged once
+        if record:
+            record.note(error=kind.reason, message=str(error))
+            record.end(kind.outcome, level=logging.ERROR if is_bug else logging.INFO, error=trace)
+        elif is_bug:
+            log(logging.ERROR, "failed", error=trace, request_id=request_id, rpc=type(request).__name__)
+        await context.abort_with_status(translate.to_grpc_status(error, request_id))
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _deadline_has_passed(context: _Context) -> bool:
+    left_s = context.time_remaining()
+    return left_s is not None and left_s < _DEADLINE_TOLERANCE_S
