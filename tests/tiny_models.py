@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from numba_engine.model.config import Llama3RopeScaling
 from numba_engine.storage import StorageFormat, StoredTensor, dequantize, quantize
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SPECIAL_TOKENS = ("<|begin|>", "<|im_start|>", "<|im_end|>")
 """Token ids 0, 1 and 2; the first begins texts, the last ends answers."""
 
 BOS_TOKEN_ID, EOS_TOKEN_ID = 0, 2

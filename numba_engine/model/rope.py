@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from numba_engine.backends.base import Backend, RopeTable
-from numba_engine.model.config import Llama3RopeScaling, ModelConfig
+from numba_engine.model.config import Llama3RopeScaling, ModelConfig, RopeFrequencyDivisors
 
 
 def build_rope_table(config: ModelConfig, max_model_len: int, backend: Backend) -> RopeTable:
@@ -22,8 +22,11 @@ def inverse_frequencies(config: ModelConfig) -> np.ndarray:
     """Radians per position of each of the D / 2 rotated pairs, float64."""
     pairs = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     frequencies = config.rope_theta**-pairs
-    if config.rope_scaling is not None:
-        frequencies = _scale_llama3(frequencies, config.rope_scaling)
+    match config.rope_scaling:
+        case Llama3RopeScaling() as scaling:
+            frequencies = _scale_llama3(frequencies, scaling)
+        case RopeFrequencyDivisors(divisors):
+            frequencies = frequencies / np.array(divisors)
     return frequencies
 
 
