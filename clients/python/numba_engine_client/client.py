@@ -123,7 +123,7 @@ class Client:
         request_id: str = "",
         timeout: float | None = None,
     ) -> ProfileStream:
-        """Generate greedily while measuring; iterate over the steps. ``device``, ``model``, ``summary`` stand beside."""
+        """Generate greedily while measuring; iterate over the steps. ``device``, ``model``, ``summary`` are beside."""
         inputs = requests.input_fields(prompt, token_ids, messages)
         request = requests.profile(inputs, request_id, num_tokens, fusion)
         return ProfileStream(lambda left: self._call(self._stub.Profile, request, left), self._timer(timeout))

@@ -83,7 +83,7 @@ def profile(
 ) -> pb.ProfileRequest:
     """``inputs`` as of input_fields."""
     optional = {"num_tokens": num_tokens, "fusion": fusion}
-    given = {name: value for name, value in optional.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
     return pb.ProfileRequest(request_id=request_id, **given, **inputs)
 
 

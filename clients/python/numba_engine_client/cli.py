@@ -1,0 +1,396 @@
+"""``numba-engine-client COMMAND``: the service at a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message as ProtobufMessage
+
+from numba_engine_client import tables
+from numba_engine_client.chat import run_chat
+from numba_engine_client.client import Client
+from numba_engine_client.errors import FailedPreconditionError, InferenceError, InvalidRequestError
+from numba_engine_client.requests import Message, Sampling
+from numba_engine_client.results import Generation
+from numba_engine_client.retry import NO_RETRY, Retry
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script: 0 when all went well, 2 for a wrong request, 1 for any other failure, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[Client, argparse.Namespace], int] = options.command
+    try:
+        with _client(options) as client:
+            return command(client, options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout has gone; the interpreter's own flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except InferenceError as error:
+        _complain(str(error), *(f"  {v.field}: {v.description}" for v in error.violations))
+        if error.request_id:
+            _complain(f"  request id: {error.request_id}")
+        if error.retry_delay_s is not None:
+            _complain(f"  the server asks to try again in {error.retry_delay_s:g} s")
+        return 2 if isinstance(error, InvalidRequestError | FailedPreconditionError) else 1
+    except TimeoutError as error:
+        _complain(str(error))
+        return 1
+    except (OSError, ValueError, TypeError) as error:
+        _complain(str(error))
+        return 2
+
+
+def _complain(message: str, *more: str) -> None:
+    print(f"error: {message}" if not message.startswith(" ") else message, *more, sep="\n", file=sys.stderr)
+
+
+# ---- commands ------------------------------------------------------------------------------------------------------
+
+
+def _generate(client: Client, options: argparse.Namespace) -> int:
+    stream = client.generate(
+        **_inputs(options),
+        request_id=options.request_id,
+        include_prompt_token_ids=options.json,
+        **_sampling(options),
+    )
+    try:
+        with stream:
+            for delta in stream:
+                if not options.json:
+                    _write(delta.text)
+    except (KeyboardInterrupt, InferenceError):
+        _end_line(options)
+        raise
+    if options.json:
+        print(json.dumps(_generation_to_json(stream.result), ensure_ascii=False))
+        return 0
+    _end_line(options)
+    if not options.quiet:
+        print(tables.summary_line(stream.result), file=sys.stderr)
+    return 0
+
+
+def _chat(client: Client, options: argparse.Namespace) -> int:
+    return run_chat(client, system=options.system, message=options.message, sampling=_sampling(options), write=_write)
+
+
+def _profile(client: Client, options: argparse.Namespace) -> int:
+    messages: list[ProtobufMessage] = []
+    with client.profile(
+        **_inputs(options, default="The capital of France is"),
+        num_tokens=options.num_tokens,
+        fusion=options.fusion,
+        request_id=options.request_id,
+        timeout=None,
+    ) as stream:
+        for step in stream:
+            if options.json:
+                messages.append(step)
+            elif not options.quiet:
+                print(tables.step_line(step, is_first=step.index == 0), flush=True)
+    assert stream.device is not None
+    assert stream.model is not None
+    assert stream.summary is not None
+    if options.json:
+        profile = {
+            "device": _to_dict(stream.device),
+            "model": _to_dict(stream.model),
+            "steps": [_to_dict(step) for step in messages],
+            "summary": _to_dict(stream.summary),
+        }
+        print(json.dumps(profile, ensure_ascii=False))
+    else:
+        print(tables.profile_table(stream.device, stream.model, stream.summary))
+    return 0
+
+
+def _status(client: Client, options: argparse.Namespace) -> int:
+    return _print_message(client.status(), options)
+
+
+def _model_info(client: Client, options: argparse.Namespace) -> int:
+    return _print_message(client.model_info(), options)
+
+
+def _tokenize(client: Client, options: argparse.Namespace) -> int:
+    inputs = _inputs(options)
+    ids = client.tokenize(inputs.get("prompt"), messages=inputs.get("messages"))
+    print(json.dumps(ids) if options.json else " ".join(str(token_id) for token_id in ids))
+    return 0
+
+
+def _detokenize(client: Client, options: argparse.Namespace) -> int:
+    text = client.detokenize(options.token_ids)
+    if options.json:
+        print(json.dumps(text, ensure_ascii=False))
+    else:
+        _write(text)
+        _end_line(options)
+    return 0
+
+
+def _abort(client: Client, options: argparse.Namespace) -> int:
+    return _print_message(client.abort(options.request_id), options)
+
+
+def _health(client: Client, options: argparse.Namespace) -> int:
+    status = client.health() if not options.liveness else client.health("liveness")
+    print(status)
+    return 0 if status == "SERVING" else 1
+
+
+def _wait(client: Client, options: argparse.Namespace) -> int:
+    last = ""
+
+    def tell(waiting: str) -> None:
+        nonlocal last
+        if waiting != last and not options.quiet:
+            print(waiting, file=sys.stderr)
+        last = waiting
+
+    client.wait_ready(options.for_s, on_wait=tell)
+    return 0
+
+
+# ---- input and output ----------------------------------------------------------------------------------------------
+
+
+def _client(options: argparse.Namespace) -> Client:
+    metadata = []
+    for pair in options.metadata:
+        key, found, value = pair.partition("=")
+        if not found:
+            raise ValueError(f"--metadata {pair}: write it as key=value")
+        metadata.append((key.lower(), value))
+    return Client(
+        options.target,
+        credentials=_credentials(options),
+        metadata=metadata,
+        timeout=options.timeout,
+        retry=Retry(attempts=options.retries + 1) if options.retries else NO_RETRY,
+        channel_options=[("grpc.ssl_target_name_override", options.authority)] if options.authority else [],
+    )
+
+
+def _credentials(options: argparse.Namespace) -> grpc.ChannelCredentials | None:
+    if not (options.tls or options.ca_file or options.cert_file):
+        return None
+    if bool(options.cert_file) != bool(options.key_file):
+        raise ValueError("--cert-file and --key-file go together")
+    paths = (options.ca_file, options.key_file, options.cert_file)
+    ca, key, cert = (path and Path(path).read_bytes() for path in paths)
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
+
+
+def _inputs(options: argparse.Namespace, default: str | None = None) -> dict[str, Any]:
+    given = [value for value in (options.prompt, options.prompt_file, options.chat) if value is not None]
+    if len(given) > 1 or (not given and default is None):
+        raise ValueError("give exactly one of --prompt, --prompt-file and --chat")
+    if options.system is not None and options.chat is None:
+        raise ValueError("--system goes with --chat")
+    if options.chat is not None:
+        system: list[Message] = [] if options.system is None else [{"role": "system", "content": options.system}]
+        return {"messages": [*system, {"role": "user", "content": _text(options.chat)}]}
+    if options.prompt_file is not None:
+        return {"prompt": _decode(options.prompt_file, Path(options.prompt_file).read_bytes())}
+    return {"prompt": _text(options.prompt) if options.prompt is not None else default}
+
+
+def _text(argument: str) -> str:
+    return _decode("stdin", sys.stdin.buffer.read()) if argument == "-" else argument
+
+
+def _decode(source: str, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{source} is not UTF-8: {error.reason} (0x{data[error.start]:02x}) at byte {error.start}"
+        ) from error
+
+
+def _sampling(options: argparse.Namespace) -> Sampling:
+    sampling: Any = {name: getattr(options, name) for name in Sampling.__annotations__}
+    return sampling
+
+
+def _write(text: str) -> None:
+    """UTF-8 whatever the locale, at once."""
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
+
+
+def _end_line(options: argparse.Namespace) -> None:
+    """A shell's next prompt belongs on a line of its own; a pipe gets the text and nothing else."""
+    if sys.stdout.isatty() and not options.json:
+        _write("\n")
+
+
+def _print_message(message: ProtobufMessage, options: argparse.Namespace) -> int:
+    fields = _to_dict(message)
+    print(json.dumps(fields, ensure_ascii=False) if options.json else tables.fields_table(fields))
+    return 0
+
+
+def _to_dict(message: ProtobufMessage) -> dict[str, Any]:
+    """Field names as in the .proto, every number a number, fields at zero included."""
+    return _with_numbers(
+        message,
+        MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True),
+    )
+
+
+def _with_numbers(message: ProtobufMessage, fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON of protobuf writes 64-bit integers as strings; here they are numbers again."""
+    for descriptor in message.DESCRIPTOR.fields:
+        value = fields.get(descriptor.name)
+        if value is None or (descriptor.message_type and descriptor.message_type.GetOptions().map_entry):
+            continue
+        if descriptor.message_type:
+            inner = getattr(message, descriptor.name)
+            many = isinstance(value, list)
+            for each, each_fields in zip(inner, value, strict=True) if many else [(inner, value)]:
+                _with_numbers(each, each_fields)
+        elif descriptor.cpp_type in (descriptor.CPPTYPE_INT64, descriptor.CPPTYPE_UINT64):
+            fields[descriptor.name] = [int(v) for v in value] if isinstance(value, list) else int(value)
+    return fields
+
+
+def _generation_to_json(generation: Generation) -> dict[str, Any]:
+    """The same object as ``numba-engine generate --json`` prints."""
+    return {
+        "request_id": generation.request_id,
+        "prompt_token_ids": list(generation.prompt_token_ids),
+        "token_ids": list(generation.token_ids),
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "stop_sequence": generation.stop_sequence,
+        "stop_token_id": generation.stop_token_id,
+        "logprobs": [
+            {**_to_dict(position.chosen), "top": [_to_dict(token) for token in position.top]}
+            for position in generation.logprobs
+        ]
+        or None,
+        "usage": _to_dict(generation.usage),
+        "timings": _to_dict(generation.timings),
+    }
+
+
+# ---- arguments -----------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="numba-engine-client", description="Talk to a numba_engine server.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    generate = _command(commands, "generate", _generate, "continue a prompt, or answer a chat message")
+    _add_inputs(generate)
+    _add_sampling(generate)
+    generate.add_argument(
+        "--request-id", default="", metavar="ID", help="a name for it, for abort and the server's log"
+    )
+
+    chat = _command(commands, "chat", _chat, "converse; the history is kept")
+    chat.add_argument("--system", metavar="TEXT", help="system message")
+    chat.add_argument("-m", "--message", metavar="TEXT", help="say this, print the answer and end")
+    _add_sampling(chat)
+
+    profile = _command(commands, "profile", _profile, "where each token's time and bytes go")
+    _add_inputs(profile)
+    profile.add_argument("-n", "--num-tokens", type=int, metavar="N", help="tokens to generate (default: 32)")
+    profile.add_argument("--fusion", action=argparse.BooleanOptionalAction, help="fused phases, or the textbook ops")
+    profile.add_argument("--request-id", default="", metavar="ID")
+
+    tokenize = _command(commands, "tokenize", _tokenize, "the token ids of a text or chat message")
+    _add_inputs(tokenize)
+    detokenize = _command(commands, "detokenize", _detokenize, "the text of token ids")
+    detokenize.add_argument("token_ids", type=int, nargs="+", metavar="ID")
+
+    _command(commands, "model-info", _model_info, "what is loaded, and on what it runs")
+    _command(commands, "status", _status, "the state of server and engine now")
+    abort = _command(commands, "abort", _abort, "end a request; its stream keeps what was generated")
+    abort.add_argument("request_id", metavar="ID")
+    health = _command(commands, "health", _health, "SERVING, or exit code 1")
+    health.add_argument("--liveness", action="store_true", help="whether the process answers, ready or not")
+    wait = _command(commands, "wait", _wait, "wait until the server takes requests")
+    wait.add_argument("--for", dest="for_s", type=float, metavar="SECONDS", help="at most (default: for ever)")
+    return parser
+
+
+def _command(
+    commands: Any, name: str, run: Callable[[Client, argparse.Namespace], int], help_text: str
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=help_text, description=help_text)
+    command.set_defaults(command=run)
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("-q", "--quiet", action="store_true", help="nothing but the result")
+    connection = command.add_argument_group("connection")
+    connection.add_argument("--target", default=DEFAULT_TARGET, metavar="HOST:PORT", help="default: %(default)s")
+    connection.add_argument("--timeout", type=float, metavar="SECONDS", help="deadline of the call")
+    connection.add_argument("--retries", type=int, default=0, metavar="N", help="try again when the server is full")
+    connection.add_argument("--metadata", action="append", default=[], metavar="KEY=VALUE", help="sent with the call")
+    connection.add_argument("--tls", action="store_true", help="TLS, with this system's certificate authorities")
+    connection.add_argument("--ca-file", metavar="PEM", help="TLS, with these certificate authorities")
+    connection.add_argument("--cert-file", metavar="PEM", help="this client's certificate")
+    connection.add_argument("--key-file", metavar="PEM", help="its private key")
+    connection.add_argument("--authority", metavar="NAME", help="name expected in the server's certificate")
+    return command
+
+
+def _add_inputs(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--prompt", metavar="TEXT", help="text to continue; - reads it from stdin")
+    command.add_argument("--prompt-file", metavar="FILE", help="text to continue, byte for byte")
+    command.add_argument("--chat", metavar="TEXT", help="a user's message; - reads it from stdin")
+    command.add_argument("--system", metavar="TEXT", help="system message before --chat")
+
+
+def _add_sampling(command: argparse.ArgumentParser) -> None:
+    sampling = command.add_argument_group("sampling", "what is not given is as the model's own defaults say")
+    sampling.add_argument("-n", "--max-tokens", type=int, metavar="N")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    sampling.add_argument("--top-k", type=int, metavar="K")
+    sampling.add_argument("--top-p", type=float, metavar="P")
+    sampling.add_argument("--min-p", type=float, metavar="P")
+    sampling.add_argument("--repetition-penalty", type=float, metavar="R")
+    sampling.add_argument("--presence-penalty", type=float, metavar="A")
+    sampling.add_argument("--frequency-penalty", type=float, metavar="A")
+    sampling.add_argument("--logit-bias", action=_LogitBias, metavar="ID:BIAS", help="may be repeated")
+    sampling.add_argument("--seed", type=int, metavar="S")
+    sampling.add_argument("--stop", action="append", metavar="TEXT", help="may be repeated")
+    sampling.add_argument("--stop-token-id", dest="stop_token_ids", action="append", type=int, metavar="ID")
+    sampling.add_argument("--ignore-eos", action="store_true", default=None)
+    sampling.add_argument("--logprobs", type=int, metavar="N", help="with --json")
+    sampling.add_argument("--time-limit", dest="time_limit_s", type=float, metavar="SECONDS")
+
+
+class _LogitBias(argparse.Action):
+    """Gathers ``ID:BIAS`` into a mapping."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        token_id, _, bias = values.partition(":")
+        try:
+            entry = {int(token_id): float(bias)}
+        except ValueError:
+            raise argparse.ArgumentError(self, f"{values!r} is no token id and number such as 42:-1.5") from None
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **entry})

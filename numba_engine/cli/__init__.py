@@ -1,0 +1,15 @@
+"""The command line: ``numba-engine COMMAND``. One file a command; ``serve`` joins from the service package."""
+
+from __future__ import annotations
+
+from numba_engine.cli.bench import bench
+from numba_engine.cli.fetch_demo import fetch_demo
+from numba_engine.cli.generate import generate
+from numba_engine.cli.group import cli
+from numba_engine.cli.model_info import model_info
+from numba_engine.cli.profile import profile
+
+__all__ = ["cli"]
+
+for _command in (generate, profile, bench, model_info, fetch_demo):
+    cli.add_command(_command)

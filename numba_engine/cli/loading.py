@@ -1,0 +1,54 @@
+"""Loading a model with its progress on the terminal."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from numba_engine.checkpoint.demo import fetch_demo
+from numba_engine.config import EngineConfig
+from numba_engine.engine import LLM
+
+
+def load(model: str, config: EngineConfig, *, quiet: bool = False) -> LLM:
+    """The loaded model; a progress bar on stderr where that is a terminal. Downloads the demo model at its first use."""
+    with ProgressBar(quiet=quiet) as progress:
+        if model == "demo":
+            model = str(fetch_demo(progress))
+        return LLM(model, config, progress=progress)
+
+
+class ProgressBar:
+    """A bar on stderr per thing that is read or downloaded; silent where stderr is no terminal.
+
+    Called as the engine calls it: with what it is, bytes done, and bytes in all (0 while unknown).
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        console = Console(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=False),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> ProgressBar:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def __call__(self, what: str, done_bytes: int, total_bytes: int) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what)
+        self._bars.update(self._tasks[what], completed=done_bytes, total=total_bytes or None)
