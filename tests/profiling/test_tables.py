@@ -1,0 +1,99 @@
+"""What a profile looks like on a terminal and in JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console, RenderableType
+
+from numba_engine.profiling.bench import BenchRow
+from numba_engine.profiling.exports import step_as_json, summary_as_json
+from numba_engine.profiling.recorder import summarize
+from numba_engine.profiling.report import OpProfile, StepProfile
+from numba_engine.profiling.tables import (
+    bench_table,
+    format_bytes,
+    format_count,
+    format_time,
+    step_table,
+    summary_table,
+)
+
+LINEAR = OpProfile("linear", 61, 0.006, 90_000_000, 0, 300_000, 180_000_000)
+ATTENTION = OpProfile("attention", 30, 0.002, 0, 10_000_000, 70_000, 50_000, kv_written_bytes=4)
+STEP = StepProfile(4, 0, 1, 1, 0.0105, (ATTENTION, LINEAR), overhead_s=0.0005)
+
+
+def rendered(table: RenderableType) -> list[str]:
+    console = Console(width=120, no_color=True, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().splitlines()
+
+
+def row(lines: list[str], name: str) -> str:
+    return " ".join(next(line for line in lines if line.startswith(name)).split())
+
+
+def test_step_table_shows_time_bytes_and_share_of_bandwidth() -> None:
+    lines = rendered(step_table(STEP, read_bandwidth_gbps=30.0))
+    assert lines[0].strip() == "step 4: 1 generated, 1 sequence, 10.00 ms"
+    linear = row(lines, "linear")
+    for cell in ("61", "6.00 ms", "60.0%", "90.3 MB", "180.0 M", "15.1", "50%"):
+        assert cell in linear
+    assert "2.00 ms" in row(lines, "host")  # 10.5 - 0.5 of looking - 8 of ops
+    assert [line.split()[0] for line in lines if "ms" in line][1:4] == ["linear", "attention", "host"]
+
+
+def test_step_table_without_a_bandwidth_leaves_the_share_out() -> None:
+    assert not any("of bw" in line for line in rendered(step_table(STEP)))
+
+
+def test_summary_table_ends_in_the_floor_and_the_share_of_it() -> None:
+    lines = rendered(summary_table(summarize([STEP, STEP], read_bandwidth_gbps=30.0)))
+    assert "122" in row(lines, "linear")
+    assert "100.0 tok/s" in row(lines, "decode")
+    assert "100.0 MB" in row(lines, "bytes a token")
+    assert "3.33 ms 300.0 tok/s" in row(lines, "floor")
+    assert "33% of that limit" in row(lines, "reached")
+    assert "4.00 ms" in row(lines, "host")
+
+
+def test_summary_of_prefill_alone_says_so_and_no_more() -> None:
+    prefill = StepProfile(0, 40, 0, 1, 0.5, (LINEAR,))
+    lines = rendered(summary_table(summarize([prefill], read_bandwidth_gbps=30.0)))
+    assert [" ".join(line.split()) for line in lines] == ["prefill 80.0 tok/s 1 steps"]
+
+
+def test_bench_table() -> None:
+    lines = rendered(bench_table([BenchRow("tg128", 128, 121.5, 1.25, 12.0, 30.0, 40.0)]))
+    assert "121.50 ± 1.25" in row(lines, "tg128")
+    assert "40% of 30.0" in row(lines, "tg128")
+
+
+def test_json_has_the_fields_and_what_follows_from_them() -> None:
+    step = json.loads(json.dumps(step_as_json(STEP)))
+    assert step["ops"][1]["gbps"] == pytest.approx(15.05)
+    assert step["ops"][1]["intensity"] == pytest.approx(180 / 90.3)
+    assert step["ops"][0]["kv_written_bytes"] == 4
+    assert step["host_time_s"] == pytest.approx(0.002)
+    summary = json.loads(json.dumps(summary_as_json(summarize([STEP], read_bandwidth_gbps=30.0))))
+    assert summary["shares"]["linear"] == pytest.approx(0.6)
+    assert summary["ops"][0]["name"] == "attention"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (format_time(2.5), "2.50 s"),
+        (format_time(0.001), "1.00 ms"),
+        (format_time(3.21e-6), "3.2 µs"),
+        (format_bytes(999), "999 B"),
+        (format_bytes(98_362_432), "98.4 MB"),
+        (format_count(1_500_000_000_000), "1.5 T"),
+    ],
+)
+def test_units(text: str, expected: str) -> None:
+    assert text == expected
