@@ -1,0 +1,322 @@
+"""numba-engine-client against a server whose answers are known: what stands on stdout, on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from google.rpc import code_pb2
+
+from numba_engine_api.v1 import inference_pb2 as pb
+from numba_engine_client import cli
+from tests.clients import fake_service as fake
+from tests.clients.fake_service import FakeService, serving
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService({"Generate": fake.answer("Paris", " 🎉\n"), "Profile": fake.profile})
+
+
+@pytest.fixture
+def target(service: FakeService) -> Iterator[str]:
+    with serving(service) as target:
+        yield target
+
+
+class Run:
+    """Runs a command in this process; its exit code, stdout and stderr."""
+
+    def __init__(self, target: str, capture: pytest.CaptureFixture[str]) -> None:
+        self._target = target
+        self._capture = capture
+
+    def __call__(self, command: str, *arguments: str) -> tuple[int, str, str]:
+        code = cli.main([command, "--target", self._target, *arguments])
+        return code, *self._capture.readouterr()
+
+
+@pytest.fixture
+def run(target: str, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(target, capsys)
+
+
+def test_generate_prints_the_text_and_nothing_else_to_stdout(run: Run) -> None:
+    code, out, err = run("generate", "--prompt", "The capital of France is")
+    assert (code, out) == (0, "Paris 🎉\n")
+    assert err == (
+        "prompt: 5 tokens (2 cached), first token after 0.050 s; output: 3 tokens, 100.0 tok/s; "
+        "finished by max_tokens\n"
+    )
+
+
+def test_generate_quiet(run: Run) -> None:
+    assert run("generate", "--prompt", "p", "--quiet") == (0, "Paris 🎉\n", "")
+
+
+def test_generate_json(run: Run) -> None:
+    code, out, err = run("generate", "--prompt", "p", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {
+        "request_id": "req-1",
+        "prompt_token_ids": [1, 2, 3, 4, 5],
+        "token_ids": [10, 11],
+        "text": "Paris 🎉\n",
+        "finish_reason": "max_tokens",
+        "stop_sequence": None,
+        "stop_token_id": None,
+        "logprobs": None,
+        "usage": {"prompt_tokens": 5, "cached_prompt_tokens": 2, "completion_tokens": 3},
+        "timings": {
+            "queue_s": 0.001,
+            "ttft_s": 0.05,
+            "prefill_s": 0.04,
+            "decode_s": 0.02,
+            "mean_inter_token_s": 0.01,
+            "num_preemptions": 0,
+        },
+    }
+
+
+def test_generate_sends_every_sampling_option(run: Run, service: FakeService) -> None:
+    run(
+        *("generate", "--prompt", "p", "--max-tokens", "9", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9"),
+        *("--min-p", "0.1", "--repetition-penalty", "1.1", "--presence-penalty", "0.2", "--frequency-penalty", "0.3"),
+        *("--logit-bias", "7:-1.5", "--logit-bias", "8:2", "--seed", "42", "--stop", "a", "--stop", "b"),
+        *("--stop-token-id", "5", "--ignore-eos", "--logprobs", "2", "--time-limit", "1.5", "--request-id", "mine"),
+    )
+    request = service.requests[0]
+    assert request == pb.GenerateRequest(
+        request_id="mine",
+        prompt="p",
+        sampling=pb.SamplingParams(
+            max_tokens=9,
+            temperature=0.5,
+            top_k=3,
+            top_p=0.9,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            presence_penalty=0.2,
+            frequency_penalty=0.3,
+            logit_bias={7: -1.5, 8: 2},
+            seed=42,
+            stop=["a", "b"],
+            stop_token_ids=[5],
+            ignore_eos=True,
+            logprobs=2,
+            time_limit_s=1.5,
+        ),
+    )
+    run("generate", "--chat", "hi", "--system", "be brief")
+    assert [(m.role, m.content) for m in service.requests[1].chat.messages] == [("system", "be brief"), ("user", "hi")]
+    assert service.requests[1].sampling == pb.SamplingParams()
+
+
+def test_prompt_file_is_taken_byte_for_byte(run: Run, service: FakeService, tmp_path: Path) -> None:
+    file = tmp_path / "prompt"
+    file.write_bytes("\ufeff  línea\r\n🎉\n\n".encode())
+    run("generate", "--prompt-file", str(file))
+    assert service.requests[0].prompt == "\ufeff  línea\r\n🎉\n\n"
+    file.write_bytes(b"ok \xff no")
+    code, out, err = run("generate", "--prompt-file", str(file))
+    assert (code, out) == (2, "")
+    assert err == f"error: {file} is not UTF-8: invalid start byte (0xff) at byte 3\n"
+
+
+def test_prompt_from_stdin(run: Run, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
+    run("generate", "--prompt", "-")
+    assert service.requests[0].prompt == "from a pipe\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "exactly one of --prompt, --prompt-file and --chat"),
+        (["--prompt", "a", "--chat", "b"], "exactly one of"),
+        (["--prompt", "a", "--system", "b"], "--system goes with --chat"),
+        (["--prompt-file", "/no/such/file"], "No such file or directory: '/no/such/file'"),
+        (["--prompt", "a", "--top-k", "-3"], "top_k = -3"),
+        (["--prompt", "a", "--metadata", "token"], "write it as key=value"),
+        (["--prompt", "a", "--cert-file", "x"], "--cert-file and --key-file go together"),
+    ],
+)
+def test_wrong_usage_is_one_line(run: Run, service: FakeService, arguments: list[str], message: str) -> None:
+    code, out, err = run("generate", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert service.requests == []
+
+
+def test_wrong_logit_bias(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("generate", "--prompt", "p", "--logit-bias", "x:1")
+    assert "'x:1' is no token id and number" in capsys.readouterr().err
+
+
+def test_refused_request_names_field_and_request(run: Run, service: FakeService) -> None:
+    service.behaviours["Generate"] = lambda request, context: fake.refuse_field(
+        context, "sampling.top_p", "must be > 0"
+    )
+    code, out, err = run("generate", "--prompt", "p")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "error: INVALID_ARGUMENT: sampling.top_p: too low",
+        "  sampling.top_p: too low",
+        "  request id: req-17",
+    ]
+
+
+def test_full_server(run: Run, service: FakeService) -> None:
+    service.behaviours["Generate"] = lambda request, context: fake.refuse_full(context, 0.05)
+    code, _, err = run("generate", "--prompt", "p")
+    assert (code, err.splitlines()[1]) == (1, "  the server asks to try again in 0.05 s")
+    run("generate", "--prompt", "p", "--retries", "2")
+    assert len(service.requests) == 1 + 3
+
+
+def test_broken_stream_leaves_the_partial_text(run: Run, service: FakeService) -> None:
+    def breaks(request: Any, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
+        yield fake.started()
+        yield fake.delta("half", 1)
+        fake.refuse(context, code_pb2.UNAVAILABLE, "gone")
+
+    service.behaviours["Generate"] = breaks
+    assert run("generate", "--prompt", "p") == (1, "half", "error: UNAVAILABLE: gone\n")
+
+
+def test_profile_table(run: Run, service: FakeService) -> None:
+    code, out, err = run("profile", "--num-tokens", "3", "--no-fusion")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split() == ["step", "prefill", "decode", "ms", "MB", "GB/s", "text"]
+    assert lines[2].split()[:6] == ["1", "0", "1", "5.00", "60.0", "12.0"]
+    assert "' word1\\n'" in lines[2]
+    assert "tiny (llama, 135 M parameters, 98.0 MB as Q4_1, Q8_0)" in out
+    assert "on cpu: EPYC, 2 threads; times by host clock, bytes by formula" in out
+    rows = {line.split()[0]: line.split() for line in lines if line[:1].isalpha()}
+    assert rows["linear"][1:7] == ["15", "3.000", "60.00", "20.0", "120.0", "60.0%"]
+    assert rows["host"][1] == "20.0%"
+    assert "the limit is 357.1 tok/s: 56% of it reached" in out
+    assert (service.requests[0].num_tokens, service.requests[0].fusion) == (3, False)
+    assert service.requests[0].prompt
+
+
+def test_profile_json_has_numbers_as_numbers(run: Run) -> None:
+    code, out, _ = run("profile", "--prompt", "p", "--json")
+    profile = json.loads(out)
+    assert code == 0
+    assert profile["model"]["num_parameters"] == 134_515_008
+    assert profile["device"]["time_source"] == "TIME_SOURCE_HOST_CLOCK"
+    assert [step["index"] for step in profile["steps"]] == [0, 1, 2]
+    assert profile["steps"][1]["ops"][0]["weight_bytes"] == 60_000_000
+    assert profile["steps"][1]["ops"][1]["weight_bytes"] == 0
+    assert profile["summary"]["shares"][0] == {"name": "linear", "share": 0.6}
+
+
+def test_status_and_model_info(run: Run, service: FakeService) -> None:
+    stats = pb.EngineStats(num_running=2, completion_tokens=12_345)
+    status = pb.GetStatusResponse(state=pb.SERVER_STATE_READY, uptime_s=1.5, engine=stats)
+    service.behaviours["GetStatus"] = lambda request, context: status
+    info = pb.GetModelInfoResponse(name="tiny", eos_token_ids=[2, 5], default_sampling=pb.SamplingParams(top_k=40))
+    service.behaviours["GetModelInfo"] = lambda request, context: info
+    code, out, _ = run("status")
+    rows = dict(line.split(maxsplit=1) for line in out.splitlines() if len(line.split()) > 1)
+    assert (code, rows["state"], rows["engine.completion_tokens"]) == (0, "SERVER_STATE_READY", "12,345")
+    assert json.loads(run("status", "--json")[1])["engine"]["completion_tokens"] == 12_345
+    info_json = json.loads(run("model-info", "--json")[1])
+    assert (info_json["eos_token_ids"], info_json["default_sampling"]["top_k"]) == ([2, 5], 40)
+    assert "2, 5" in run("model-info")[1]
+
+
+def test_tokenize_detokenize_abort(run: Run, service: FakeService) -> None:
+    service.behaviours["Tokenize"] = lambda request, context: pb.TokenizeResponse(token_ids=[len(request.text), 7])
+    service.behaviours["Detokenize"] = lambda request, context: pb.DetokenizeResponse(text=f"<{request.token_ids[0]}>")
+    service.behaviours["Abort"] = lambda request, context: pb.AbortResponse(usage=fake.USAGE)
+    assert run("tokenize", "--prompt", "four") == (0, "4 7\n", "")
+    assert run("tokenize", "--chat", "hi", "--json") == (0, "[0, 7]\n", "")
+    assert run("detokenize", "5", "6") == (0, "<5>", "")
+    assert json.loads(run("abort", "mine", "--json")[1])["completion_tokens"] == 3
+    assert service.requests[-1].request_id == "mine"
+
+
+def test_health(run: Run) -> None:
+    assert run("health") == (1, "NOT_SERVING\n", "")
+    assert run("health", "--liveness") == (0, "SERVING\n", "")
+
+
+def test_wait_tells_each_reason_once(run: Run, service: FakeService) -> None:
+    loading = pb.GetStatusResponse(state=pb.SERVER_STATE_LOADING, detail="weights")
+    states = iter([loading, loading, pb.GetStatusResponse(state=pb.SERVER_STATE_READY)])
+    service.behaviours["GetStatus"] = lambda request, context: next(states)
+    assert run("wait", "--for", "20") == (0, "", "loading: weights\n")
+    service.behaviours["GetStatus"] = lambda request, context: loading
+    code, _, err = run("wait", "--for", "0.3", "--quiet")
+    assert (code, err) == (1, "error: not ready after 0.3 s: loading: weights\n")
+
+
+def test_chat_keeps_the_history(run: Run, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["hello", "", "/nothing", "and then?", "/undo", "again", "/reset", "anew", "/exit", "never said"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
+    code, out, err = run("chat", "--system", "s", "--temperature", "0")
+    assert (code, out) == (0, "Paris 🎉\n\n" * 4)
+    assert "there is no /nothing" in err
+    said = [[m.content for m in request.chat.messages] for request in service.requests]
+    answer = "Paris 🎉\n"
+    assert said == [["s", "hello"], ["s", "hello", answer, "and then?"], ["s", "hello", answer, "again"], ["s", "anew"]]
+    assert all(request.sampling.HasField("temperature") for request in service.requests)
+
+
+def test_chat_survives_an_error(run: Run, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([lambda *_: fake.refuse(_[1], code_pb2.INTERNAL, "oops"), fake.answer("fine")])
+    service.behaviours["Generate"] = lambda request, context: next(answers)(request, context)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    code, out, err = run("chat")
+    assert (code, out, err) == (0, "\nfine\n", "error: INTERNAL: oops\n")
+    assert [m.content for m in service.requests[1].chat.messages] == ["two"]
+
+
+def test_chat_one_message(run: Run, service: FakeService) -> None:
+    assert run("chat", "--message", "hi") == (0, "Paris 🎉\n\n", "")
+    assert [m.content for m in service.requests[0].chat.messages] == ["hi"]
+
+
+def test_tls_with_an_authority_of_ones_own(
+    service: FakeService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("inference.example")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+    with serving(service, grpc.ssl_server_credentials([(issued.private_key_pem.bytes(), chain)])) as target:
+        tls = ("--target", target, "--ca-file", str(tmp_path / "ca.pem"))
+        assert cli.main(["generate", "--prompt", "p", *tls, "--authority", "inference.example"]) == 0
+        assert capsys.readouterr().out == "Paris 🎉\n"
+        assert cli.main(["generate", "--prompt", "p", *tls]) == 1, "the certificate is for another name"
+
+
+def test_ctrl_c_cancels_and_keeps_what_was_written(service: FakeService, target: str) -> None:
+    service.behaviours["Generate"] = fake.endless
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "numba_engine_client", "generate", "--target", target, "--prompt", "p"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.read(2)
+        process.send_signal(signal.SIGINT)
+        rest, complaint = process.stdout.read(), process.stderr.read()
+        assert process.wait(10) == 130
+    assert (first, complaint) == (b"0 ", b"")
+    assert rest == b"".join(b"%d " % index for index in range(1, rest.count(b" ") + 1))
+    assert service.cancelled.wait(5)
