@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,6 +34,7 @@ _REQUEST_ID = "generate"
 @click.pass_context
 def generate(
     ctx: click.Context,
+    /,
     model: str,
     prompt: str | None,
     prompt_file: str | None,
@@ -62,7 +64,7 @@ def generate(
 
     if as_json:
         click.echo(json.dumps(_to_json(prompt_token_ids, outputs), ensure_ascii=False))
-    elif click.get_text_stream("stdout").isatty():
+    elif sys.stdout.isatty():
         click.echo()
     if not quiet:
         click.echo(_summary(outputs[-1]), err=True)
@@ -99,9 +101,8 @@ def _first_interrupt_noted() -> Iterator[list[int]]:
 
 def _write(text: str) -> None:
     """UTF-8 whatever the locale, at once."""
-    stdout = click.get_binary_stream("stdout")
-    stdout.write(text.encode())
-    stdout.flush()
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
 
 
 def _to_json(prompt_token_ids: list[int], outputs: list[RequestOutput]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numba_engine.engine import LLM
 
 
 def load(model: str, config: EngineConfig, *, quiet: bool = False) -> LLM:
-    """The loaded model; a progress bar on stderr where that is a terminal. Downloads the demo model at its first use."""
+    """The loaded model, the demo model downloaded first; a progress bar on stderr where that is a terminal."""
     with ProgressBar(quiet=quiet) as progress:
         if model == "demo":
             model = str(fetch_demo(progress))

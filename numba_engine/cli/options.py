@@ -19,32 +19,27 @@ from numba_engine.sampling_params import SamplingParams
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-class ByteSize(click.ParamType[int]):
-    """A number of bytes: ``1500000``, ``512MiB``, ``2G`` (K, M, G, T are powers of 1024)."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
-        if match is None:
-            self.fail(f"{value!r} is not a number of bytes such as 1500000, 512MiB or 2G", param, ctx)
-        number, unit = match.groups()
-        return int(float(number) * 1024 ** " KMGT".index(unit.upper() or " "))
+def _byte_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """``1500000``, ``512MiB``, ``2G``: K, M, G and T are powers of 1024."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a number of bytes such as 1500000, 512MiB or 2G", ctx, param)
+    number, unit = match.groups()
+    return int(float(number) * 1024 ** " KMGT".index(unit.upper() or " "))
 
 
-class TokenBias(click.ParamType[tuple[int, float]]):
-    """``ID:BIAS``, one entry of ``logit_bias``."""
-
-    name = "id:bias"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
-        token_id, _, bias = str(value).partition(":")
+def _logit_bias(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[int, float]:
+    """``ID:BIAS`` each."""
+    biases = {}
+    for entry in value:
+        token_id, _, bias = entry.partition(":")
         try:
-            return int(token_id), float(bias)
+            biases[int(token_id)] = float(bias)
         except ValueError:
-            self.fail(f"{value!r} is not a token id and a number such as 42:-1.5", param, ctx)
+            raise click.BadParameter(f"{entry!r} is no token id and number such as 42:-1.5", ctx, param) from None
+    return biases
 
 
 _ENGINE_OPTIONS = (
@@ -60,7 +55,9 @@ _ENGINE_OPTIONS = (
         type=click.Choice(get_args(KVCacheDtype)),
         help="Element type of the KV cache.  [default: auto, by the activation dtype]",
     ),
-    click.option("--kv-cache-bytes", type=ByteSize(), help="Memory for the KV cache, such as 2GiB."),
+    click.option(
+        "--kv-cache-bytes", callback=_byte_size, metavar="SIZE", help="Memory for the KV cache, such as 2GiB."
+    ),
     click.option("--num-kv-blocks", type=int, metavar="N", help="KV blocks in all, instead of --kv-cache-bytes."),
     click.option("--block-size", type=int, metavar="N", help="Tokens per KV block: 8, 16, 32, 64 or 128."),
     click.option("--max-model-len", type=int, metavar="N", help="Longest context in tokens.  [default: the model's]"),
@@ -68,7 +65,6 @@ _ENGINE_OPTIONS = (
     click.option("--max-num-batched-tokens", type=int, metavar="N", help="Tokens in one step at most."),
     click.option("--max-waiting", type=int, metavar="N", help="Requests that may wait for admission."),
     click.option("--prefix-caching/--no-prefix-caching", default=None, help="Reuse the KV blocks of equal beginnings."),
-    click.option("--fusion/--no-fusion", default=None, help="Fused phases, or the textbook ops one by one."),
 )
 
 _SAMPLING_OPTIONS = (
@@ -80,7 +76,13 @@ _SAMPLING_OPTIONS = (
     click.option("--repetition-penalty", type=float, metavar="R", help="Above 1 makes seen tokens less likely."),
     click.option("--presence-penalty", type=float, metavar="A", help="Subtracted for tokens already in the output."),
     click.option("--frequency-penalty", type=float, metavar="A", help="The same, times how often they occur."),
-    click.option("--logit-bias", type=TokenBias(), multiple=True, help="Added to a token's logit; may be repeated."),
+    click.option(
+        "--logit-bias",
+        callback=_logit_bias,
+        multiple=True,
+        metavar="ID:BIAS",
+        help="Added to a token's logit; may be repeated.",
+    ),
     click.option("--seed", type=int, metavar="S", help="The same seed gives the same tokens."),
     click.option("--stop", multiple=True, metavar="TEXT", help="Stop at this text, taken literally; may be repeated."),
     click.option(
@@ -109,10 +111,7 @@ def engine_config(options: Mapping[str, Any], **fixed: Any) -> EngineConfig:
 
 def sampling_params(options: Mapping[str, Any], default: SamplingParams | None = None) -> SamplingParams:
     """The parameters that the given options describe, the rest as in ``default``. Raises InvalidRequestError."""
-    given = _given(options, SamplingParams)
-    if "logit_bias" in given:
-        given["logit_bias"] = dict(given["logit_bias"])
-    return dataclasses.replace(default or SamplingParams(), **given)
+    return dataclasses.replace(default or SamplingParams(), **_given(options, SamplingParams))
 
 
 def _add(command: _Command, options: tuple[Callable[[_Command], _Command], ...]) -> _Command:
@@ -123,4 +122,4 @@ def _add(command: _Command, options: tuple[Callable[[_Command], _Command], ...])
 
 def _given(options: Mapping[str, Any], fields_of: type) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(fields_of)}
-    return {name: value for name, value in options.items() if name in names and value not in (None, ())}
+    return {name: value for name, value in options.items() if name in names and value not in (None, (), {})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -66,7 +67,7 @@ def _read_argument(name: str, value: Any) -> Any:
     if value is None:
         return None
     if value == "-" and name != "--system":
-        return _decode("stdin", click.get_binary_stream("stdin").read())
+        return _decode("stdin", sys.stdin.buffer.read())
     try:
         value.encode()
     except UnicodeEncodeError as error:  # argv bytes that are no UTF-8 arrive as lone surrogates
@@ -76,7 +77,7 @@ def _read_argument(name: str, value: Any) -> Any:
 
 def _read_file(path: str) -> str:
     if path == "-":
-        return _decode("stdin", click.get_binary_stream("stdin").read())
+        return _decode("stdin", sys.stdin.buffer.read())
     try:
         with open(path, "rb") as file:
             return _decode(path, file.read())

@@ -36,8 +36,11 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
     """Set when a stream ended because its client left."""
 
     def Generate(self, request: pb.GenerateRequest, context: grpc.ServicerContext) -> Iterator[pb.GenerateResponse]:
-        context.add_callback(lambda: None if context.code() else self.cancelled.set())
-        yield from self._answer("Generate", request, context)
+        try:
+            yield from self._answer("Generate", request, context)
+        finally:
+            if not context.is_active():
+                self.cancelled.set()
 
     def Profile(self, request: pb.ProfileRequest, context: grpc.ServicerContext) -> Iterator[pb.ProfileResponse]:
         yield from self._answer("Profile", request, context)
@@ -116,7 +119,7 @@ def delta(text: str, *token_ids: int, logprobs: tuple[pb.PositionLogprobs, ...] 
     return pb.GenerateResponse(delta=pb.GenerationDelta(text=text, token_ids=token_ids, logprobs=logprobs))
 
 
-def finished(reason: int = pb.FINISH_REASON_MAX_TOKENS, **more: Any) -> pb.GenerateResponse:
+def finished(reason: Any = pb.FINISH_REASON_MAX_TOKENS, **more: Any) -> pb.GenerateResponse:
     return pb.GenerateResponse(
         finished=pb.GenerationFinished(finish_reason=reason, usage=USAGE, timings=TIMINGS, **more)
     )

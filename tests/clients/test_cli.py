@@ -166,9 +166,7 @@ def test_wrong_logit_bias(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_refused_request_names_field_and_request(run: Run, service: FakeService) -> None:
-    service.behaviours["Generate"] = lambda request, context: fake.refuse_field(
-        context, "sampling.top_p", "must be > 0"
-    )
+    service.behaviours["Generate"] = lambda request, context: fake.refuse_field(context, "sampling.top_p", "too low")
     code, out, err = run("generate", "--prompt", "p")
     assert (code, out) == (2, "")
     assert err.splitlines() == [

@@ -78,9 +78,7 @@ async def test_async_generate_streams_deltas_and_gathers_them(service: FakeServi
 
 def test_request_carries_what_was_given_and_nothing_else(service: FakeService, client: Client) -> None:
     service.behaviours["Generate"] = fake.answer("x")
-    client.generate_text(
-        "p", request_id="mine", temperature=0, top_k=0, stop="\n", logit_bias={7: -1.5}, seed=2**64 - 1
-    )
+    client.generate_text("p", request_id="mine", temperature=0, top_k=0, stop="\n", logit_bias={7: -2}, seed=2**64 - 1)
     client.generate_text(token_ids=[3, 1], stop=["a", "b"], stop_token_ids=[9], ignore_eos=False, max_tokens=None)
     client.generate_text(messages="hello")
     client.generate_text(messages=[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
@@ -207,9 +205,7 @@ async def test_cancelled_task_cancels_the_call(service: FakeService, target: str
 
 
 def test_field_violations_and_request_id(service: FakeService, client: Client) -> None:
-    service.behaviours["Generate"] = lambda request, context: fake.refuse_field(
-        context, "sampling.top_p", "must be > 0"
-    )
+    service.behaviours["Generate"] = lambda request, context: fake.refuse_field(context, "sampling.top_p", "too low")
     with pytest.raises(InvalidRequestError) as caught:
         client.generate_text("p", top_p=0)
     error = caught.value

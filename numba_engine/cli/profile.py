@@ -1,0 +1,90 @@
+"""``numba-engine profile``: where each token's time and bytes go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from numba_engine.cli.loading import load
+from numba_engine.cli.options import engine_config, engine_options
+from numba_engine.cli.prompt import prompt_options, read_prompt
+from numba_engine.engine import LLM
+from numba_engine.outputs import ModelInfo
+from numba_engine.profiling.exports import profile_as_json
+from numba_engine.profiling.report import StepProfile
+from numba_engine.profiling.tables import format_bytes, format_count, step_table, summary_table
+from numba_engine.sampling_params import SamplingParams
+
+_DEFAULT_PROMPT = "The capital of France is"
+_REQUEST_ID = "profile"
+
+
+@click.command()
+@click.argument("model")
+@prompt_options
+@click.option("-n", "--max-tokens", default=32, show_default=True, metavar="N", help="Tokens to generate.")
+@click.option("--fusion/--no-fusion", default=True, help="Fused phases, or the textbook ops one by one.")
+@engine_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: model, steps, summary.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no live table on stderr.")
+def profile(
+    model: str,
+    prompt: str | None,
+    prompt_file: str | None,
+    chat: str | None,
+    system: str | None,
+    max_tokens: int,
+    fusion: bool,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Measure every step of a generation, op by op.
+
+    It decodes greedily and past end tokens, so that the work is the same each time. While it runs, the current step
+    is shown on stderr where that is a terminal; the summary is printed to stdout. --no-fusion shows the textbook ops.
+    """
+    text = read_prompt(prompt, prompt_file, chat, system, default=_DEFAULT_PROMPT)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    llm = load(model, engine_config(options), quiet=quiet)
+    token_ids = text.token_ids(llm)
+
+    llm.start_profile(fusion=fusion)
+    llm.add_request(_REQUEST_ID, token_ids, params)
+    steps = []
+    errors = Console(stderr=True)
+    with Live(console=errors, transient=True, auto_refresh=False) as live:
+        for step in _measured_steps(llm):
+            steps.append(step)
+            if errors.is_terminal and not quiet:
+                live.update(step_table(step), refresh=True)
+    summary = llm.stop_profile()
+
+    if as_json:
+        click.echo(json.dumps(profile_as_json(llm.model_info, steps, summary), ensure_ascii=False))
+        return
+    console = Console(width=max(Console().width, 110))
+    console.print(_title(llm.model_info), highlight=False, markup=False)
+    console.print(summary_table(summary))
+
+
+def _measured_steps(llm: LLM) -> Iterator[StepProfile]:
+    while llm.has_unfinished:
+        llm.step()
+        step = llm.take_step_profile()
+        if step is not None:
+            yield step
+
+
+def _title(info: ModelInfo) -> str:
+    formats = ", ".join(info.weight_formats)
+    return (
+        f"{info.name} ({info.architecture}, {format_count(info.num_parameters)} parameters, "
+        f"{format_bytes(info.weight_bytes)} as {formats}) on {info.backend}: {info.device_name}, "
+        f"{info.num_threads} threads, {info.activation_dtype} activations"
+    )
