@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,38 @@ class ModelWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Array  # [hidden] float32
     lm_head: Weight  # [vocab, hidden]
+
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        """Every matrix once: a tied head is not counted again."""
+        per_layer = ((layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj) for layer in self.layers)
+        head = () if self.lm_head is self.embed_tokens else (self.lm_head,)
+        return (self.embed_tokens, *(weight for layer in per_layer for weight in layer), *head)
+
+    @property
+    def vectors(self) -> tuple[Array, ...]:
+        """Norm weights and biases."""
+        per_layer = (
+            (layer.input_norm, layer.qkv_bias, layer.q_norm, layer.k_norm, layer.post_attention_norm)
+            for layer in self.layers
+        )
+        return (*(vector for layer in per_layer for vector in layer if vector is not None), self.final_norm)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(w.shape[0] * w.shape[1] for w in self.matrices) + sum(v.shape[0] for v in self.vectors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(weight.nbytes for weight in self.matrices) + sum(vector.nbytes for vector in self.vectors)
+
+    @property
+    def format_names(self) -> tuple[str, ...]:
+        """Storage formats of the matrices, the one with most bytes first."""
+        nbytes: Counter[str] = Counter()
+        for segment in (segment for weight in self.matrices for segment in weight.segments):
+            nbytes[segment.format.label] += segment.nbytes
+        return tuple(label for label, _ in nbytes.most_common())
 
 
 def load_weights(
