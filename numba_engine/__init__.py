@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from numba_engine.config import EngineConfig
+from numba_engine.engine import LLM, Progress, Prompt
 from numba_engine.errors import (
     BackendUnavailableError,
     CheckpointError,
@@ -34,6 +35,7 @@ from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
 from numba_engine.sampling_params import SamplingParams
 
 __all__ = [
+    "LLM",
     "BackendUnavailableError",
     "CheckpointError",
     "Completion",
@@ -49,6 +51,8 @@ __all__ = [
     "OutOfMemoryError",
     "PositionLogprobs",
     "ProfileSummary",
+    "Progress",
+    "Prompt",
     "QueueFullError",
     "RequestOutput",
     "SamplingParams",
