@@ -7,6 +7,7 @@ specification in ggml's docs/gguf.md; defaults where a key is missing: llama.cpp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -217,6 +218,9 @@ _PRE_TOKENIZERS = {
 
 def _sentencepiece_bpe(keys: _Keys, vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     scores = keys.list("tokenizer.ggml.scores", float, length=len(vocabulary.tokens))
+    not_a_number = next((i for i, score in enumerate(scores) if math.isnan(score)), None)
+    if not_a_number is not None:  # NaN has no order
+        keys.fail(f"tokenizer.ggml.scores[{not_a_number}] is not a number")
     unknown = next(iter(vocabulary.of_type(TokenType.UNKNOWN)), None)
     if (named := keys.token("unknown")) is not None:
         unknown = named
