@@ -1,0 +1,188 @@
+"""CpuBackend: the ops on NumPy arrays, by compiled kernels on a team of threads."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import psutil
+
+from numba_engine.backends.base import (
+    Array,
+    AttentionShape,
+    Backend,
+    Batch,
+    KVCacheLayer,
+    RopeTable,
+    Sampled,
+    SamplingBatch,
+    Weight,
+)
+from numba_engine.backends.cpu.intrinsics import InstructionSet, host_instruction_set
+from numba_engine.backends.cpu.kernels.attention import attention, attention_kernels
+from numba_engine.backends.cpu.kernels.embedding import embedding, embedding_kernel
+from numba_engine.backends.cpu.kernels.gather_rows import gather_rows
+from numba_engine.backends.cpu.kernels.head_norm import head_norm, head_norm_kernel
+from numba_engine.backends.cpu.kernels.linear import linear
+from numba_engine.backends.cpu.kernels.quantize_rows import quantize_rows_kernel, x_int8_stride
+from numba_engine.backends.cpu.kernels.read_bandwidth import read_bandwidth, read_bandwidth_kernel
+from numba_engine.backends.cpu.kernels.rms_norm import rms_norm, rms_norm_kernel
+from numba_engine.backends.cpu.kernels.rope import rope, rope_kernel
+from numba_engine.backends.cpu.kernels.sample import sample, sample_kernel
+from numba_engine.backends.cpu.kernels.silu_and_mul import silu_and_mul, silu_and_mul_kernel
+from numba_engine.backends.cpu.kernels.store_kv import store_kv, store_kv_kernel
+from numba_engine.backends.cpu.thread_team import ThreadTeam, usable_cores
+from numba_engine.backends.cpu.weights import CpuWeight, allocate, load_weight
+from numba_engine.config import EngineConfig
+from numba_engine.storage import StoredTensor
+
+_BANDWIDTH_BYTES = 1 << 28
+_NO_BIAS = np.empty(0, dtype=np.float32)
+_NONE = np.empty(0, dtype=np.float32)
+_NO_IDS = np.empty((0, 0), dtype=np.int32)
+_NO_VALUES = np.empty((0, 0), dtype=np.float32)
+
+
+class CpuBackend(Backend):
+    """One engine's CPU. Not thread-safe: one thread calls it at a time; several of them may live in one process."""
+
+    name = "cpu"
+
+    def __init__(self, config: EngineConfig, *, isa: InstructionSet | None = None) -> None:
+        """``isa`` overrides the choice of instruction set; every one gives the same numbers."""
+        self._isa = isa or host_instruction_set()
+        self.num_threads = config.num_threads or usable_cores()
+        self._int8 = config.activation_dtype == "int8"
+        self.activation_dtype = np.dtype(np.float32)
+        kv_dtype = config.kv_cache_dtype
+        if kv_dtype == "auto":
+            kv_dtype = "float16" if self._int8 else "float32"
+        self.kv_cache_dtype = np.dtype(kv_dtype)
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        self.device_name = f"{_cpu_model()}, {threads}, {self._isa}"
+        self._team = ThreadTeam(self.num_threads)
+        self._scratch = np.empty(0, dtype=np.uint8)  # quantised activations
+        self._partials = np.empty(1 << 18, dtype=np.float32)
+        self._counts = np.empty((0, 0), dtype=np.int32)
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return np.empty(shape, dtype)
+
+    def upload(self, host: np.ndarray) -> Array:
+        return np.array(host, order="C")
+
+    def download(self, array: Array) -> np.ndarray:
+        return np.array(array)
+
+    def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
+        return load_weight(name, tensors, int8_activations=self._int8, isa=self._isa)
+
+    def free_memory_bytes(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    def read_bandwidth_gbps(self) -> float:
+        """Best of the passes over 256 MiB that fit into 0.3 s: others' use of the memory only ever lowers it."""
+        buffer = allocate(_BANDWIDTH_BYTES)
+        buffer[:] = 1  # else all pages would be one page of zeros, in cache
+        best = 0.0
+        end = time.perf_counter() + 0.3
+        while (start := time.perf_counter()) < end:
+            read_bandwidth(self._team.state, read_bandwidth_kernel(), buffer)
+            best = max(best, buffer.nbytes / (time.perf_counter() - start) / 1e9)
+        return best
+
+    # ---- textbook ops ----------------------------------------------------------------------------------------------
+
+    def embedding(self, out: Array, token_ids: Array, table: Weight) -> None:
+        weight = _own(table)
+        kernels = np.array([embedding_kernel(s.format) for s in weight.segments], dtype=np.int64)
+        embedding(self._team.state, weight.table, kernels, out, token_ids)
+
+    def rms_norm(self, out: Array, x: Array, weight: Array, eps: float) -> None:
+        rms_norm(self._team.state, rms_norm_kernel(), out, x, weight, eps)
+
+    def linear(self, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
+        self._linear(out, x, _own(weight), _NO_BIAS if bias is None else bias, 0)
+
+    def linear_add(self, residual: Array, x: Array, weight: Weight) -> None:
+        self._linear(residual, x, _own(weight), _NO_BIAS, 1)
+
+    def _linear(self, out: Array, x: Array, weight: CpuWeight, bias: Any, add: int) -> None:
+        rows, in_features = x.shape
+        scratch = self._int8_scratch(rows, in_features)
+        linear(self._team.state, weight.table, out, x, bias, add, quantize_rows_kernel(), scratch)
+
+    def _int8_scratch(self, rows: int, in_features: int) -> np.ndarray:
+        wanted = rows * int(x_int8_stride.py_func(in_features)) + 64
+        if self._scratch.size < wanted:
+            self._scratch = np.empty(wanted, dtype=np.uint8)
+        return self._scratch
+
+    def rope(self, qkv: Array, positions: Array, table: RopeTable, shape: AttentionShape) -> None:
+        heads = shape.num_heads + shape.num_kv_heads
+        rope(self._team.state, rope_kernel(), qkv, positions, table.cos, table.sin, heads)
+
+    def head_norm(self, qkv: Array, q_norm: Array, k_norm: Array, shape: AttentionShape) -> None:
+        head_norm(
+            self._team.state, head_norm_kernel(), qkv, q_norm, k_norm, shape.num_heads, shape.num_kv_heads,
+            shape.rms_norm_eps,
+        )  # fmt: skip
+
+    def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
+        store_kv(self._team.state, store_kv_kernel(), cache.k, cache.v, qkv, slot_mapping)
+
+    def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: AttentionShape) -> None:
+        whole, split, merge = attention_kernels(
+            shape.head_dim, shape.num_heads // shape.num_kv_heads, self.kv_cache_dtype.itemsize == 2
+        )
+        attention(
+            self._team.state, whole, split, merge, out, qkv, cache.k, cache.v, batch.cu_seqlens_q, batch.context_lens,
+            batch.block_tables, batch.max_context_len, shape.sliding_window or 0, shape.scale, self._partials,
+        )  # fmt: skip
+
+    def silu_and_mul(self, out: Array, gate_up: Array) -> None:
+        silu_and_mul(self._team.state, silu_and_mul_kernel(), out, gate_up)
+
+    def gather_rows(self, out: Array, x: Array, rows: Array) -> None:
+        gather_rows(out, x, rows)
+
+    def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:
+        num_logits, vocab = sampling.num_logits, logits.shape[1]
+        num_top = sampling.num_top_logprobs
+        if cast(Any, sampling.history).size and self._counts.size < num_logits * vocab:
+            self._counts = np.zeros((num_logits, vocab), dtype=np.int32)
+        token_ids = np.empty(num_logits, dtype=np.int32)
+        logprobs = np.empty(num_logits, dtype=np.float32) if num_top >= 0 else _NONE
+        top_ids = np.empty((num_logits, num_top), dtype=np.int32) if num_top >= 0 else _NO_IDS
+        top_logprobs = np.empty((num_logits, num_top), dtype=np.float32) if num_top >= 0 else _NO_VALUES
+        s = sampling
+        sample(
+            self._team.state, sample_kernel(), logits, s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty,
+            s.presence_penalty, s.frequency_penalty, s.seed, s.output_index, s.history_offsets, s.history,
+            s.history_prompt_lens, s.bias_offsets, s.bias_token_ids, s.bias_values, num_top, self._counts, token_ids,
+            logprobs, top_ids, top_logprobs,
+        )  # fmt: skip
+        if num_top < 0:
+            return Sampled(token_ids, None, None, None)
+        return Sampled(token_ids, logprobs, top_ids, top_logprobs)
+
+
+def _own(weight: Weight) -> CpuWeight:
+    assert isinstance(weight, CpuWeight)
+    return weight
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

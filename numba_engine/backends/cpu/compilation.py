@@ -1,0 +1,115 @@
+"""Compiling kernels and keeping them on disk.
+
+numba's own ``cache=True`` notices edits to the file a function is in, not to the helpers it calls. Here every compiled
+function lives in a folder named after a hash of all sources of this package and of the numba version, so an edit or
+an upgrade anywhere starts afresh and stale code cannot be loaded. The folder is in the user's cache directory, so the
+package itself may be read-only; if no folder is writable, nothing is kept and everything still works.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import platformdirs
+from numba.core import caching, ccallback, sigutils
+from numba.core.registry import CPUDispatcher
+
+_PACKAGE = Path(__file__).parent
+
+
+def launcher(function: Callable[..., Any]) -> CPUDispatcher:
+    """Compile a function that is called from Python: without the GIL, kept on disk."""
+    dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
+    _enable_cache(dispatcher, function, "")
+    return dispatcher
+
+
+inner = numba.njit(error_model="numpy", inline="never")
+"""Compile a function that only other compiled functions call; kept on disk as a part of them."""
+
+
+def kernel_address(function: Callable[..., Any], signature: str, variant: str = "") -> int:
+    """Compile ``function`` for C callers and return its address.
+
+    ``variant`` tells apart functions of one name made by a factory, which differ in what they close over.
+    The code lives as long as the process.
+    """
+    args, result = sigutils.normalize_signature(signature)
+    compiled = ccallback.CFunc(function, (args, result), {}, {"nopython": True, "error_model": "numpy"})
+    _enable_cache(compiled, function, variant)
+    compiled.compile()
+    _keep_alive.append(compiled)
+    return int(compiled.address)
+
+
+_keep_alive: list[ccallback.CFunc] = []
+
+
+def _enable_cache(compiled: Any, function: Callable[..., Any], variant: str) -> None:
+    if cache_folder() is not None:
+        compiled._cache = _KernelCache(function, variant)
+
+
+@functools.cache
+def cache_folder() -> Path | None:
+    """Where compiled kernels of exactly these sources are kept; None if nowhere is writable."""
+    digest = hashlib.sha256(numba.__version__.encode())
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    name = f"kernels/{digest.hexdigest()[:24]}"
+    own_temporary = Path(tempfile.gettempdir()) / f"numba-engine-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    for root in (Path(platformdirs.user_cache_dir("numba-engine", appauthor=False)), own_temporary):
+        folder = root / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+                continue  # compiled code is trusted, so it must be our own
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError:
+            continue
+        return folder
+    return None
+
+
+class _Locator(caching._CacheLocator):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _Locator:
+        return cls(py_func)
+
+    def get_cache_path(self) -> str:
+        return str(cache_folder())
+
+    def get_source_stamp(self) -> str:
+        return "the folder's name is the stamp"
+
+    def get_disambiguator(self) -> str:
+        return str(self._function.__code__.co_firstlineno)
+
+
+class _Impl(caching.CompileResultCacheImpl):
+    _locator_classes = (_Locator,)
+
+
+class _KernelCache(caching.FunctionCache):
+    _impl_class = _Impl
+
+    def __init__(self, function: Callable[..., Any], variant: str) -> None:
+        self._variant = variant
+        super().__init__(function)
+        if variant:
+            self._cache_file = caching.IndexDataCacheFile(
+                self._cache_path, f"{self._impl.filename_base}-{variant}", self._impl.locator.get_source_stamp()
+            )
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return (sig, codegen.magic_tuple(), self._variant)

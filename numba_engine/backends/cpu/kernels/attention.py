@@ -1,0 +1,310 @@
+"""attention: out [T, H D] = softmax(q k^T scale) v over each sequence's cached context, causal, windowed, grouped.
+
+A token's context is cut at multiples of CHUNK positions. Each chunk gives, per head, the largest score m, the sum l of
+e^(score - m) and the weighted sum of v; chunks are merged in ascending order with the online softmax (Milakov &
+Gimelshein 2018; FlashAttention, Dao 2022). One token at few heads splits its chunks over the threads and merges afterwards,
+otherwise a thread merges as it goes: the same operations in the same order, so the result depends neither on threads nor
+on what else is in the batch.
+
+qkv [T, (H + 2 KV) D] float32 (only q is read), cache [B, KV, block_size, D] float32 or float16. The G = H / KV query heads
+of a KV head share each read of v, and reads of k from L1. Bytes moved: k and v of every token's context, once a KV head.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.intrinsics import (
+    LANES,
+    Emitter,
+    emit,
+    f16,
+    f32,
+    i64,
+    load_f64,
+    load_i32,
+    load_i64,
+    stack_bytes,
+    store_f64,
+    store_i64,
+    vf32,
+)
+from numba_engine.backends.cpu.thread_team import ARGS, run
+
+CHUNK = 64
+_VECTOR_BUDGET = 24  # accumulators of v kept in registers at once
+
+(_OUT, _QKV, _ROW, _K, _V, _CU_SEQLENS, _CONTEXT_LENS, _BLOCK_TABLES, _MAX_BLOCKS, _NUM_SEQS, _KV, _BLOCK_SIZE,
+ _WINDOW, _SCALE, _PARTIALS, _CHUNKS, _ATTEND) = range(17)  # fmt: skip
+
+
+@launcher
+def attention(
+    team: np.ndarray, whole_kernel: int, split_kernel: int, merge_kernel: int, out: np.ndarray, qkv: np.ndarray,
+    k: np.ndarray, v: np.ndarray, cu_seqlens_q: np.ndarray, context_lens: np.ndarray, block_tables: np.ndarray,
+    max_context_len: int, window: int, scale: float, partials: np.ndarray,
+) -> None:  # fmt: skip
+    """``window`` 0 for none. ``partials``: scratch, float32, of any size: the split is used where it fits."""
+    num_kv_heads = k.shape[1]
+    num_items = out.shape[0] * num_kv_heads
+    team[ARGS + _OUT] = out.ctypes.data
+    team[ARGS + _QKV] = qkv.ctypes.data
+    team[ARGS + _ROW] = qkv.shape[1]
+    team[ARGS + _K] = k.ctypes.data
+    team[ARGS + _V] = v.ctypes.data
+    team[ARGS + _CU_SEQLENS] = cu_seqlens_q.ctypes.data
+    team[ARGS + _CONTEXT_LENS] = context_lens.ctypes.data
+    team[ARGS + _BLOCK_TABLES] = block_tables.ctypes.data
+    team[ARGS + _MAX_BLOCKS] = block_tables.shape[1]
+    team[ARGS + _NUM_SEQS] = context_lens.size
+    team[ARGS + _KV] = num_kv_heads
+    team[ARGS + _BLOCK_SIZE] = k.shape[2]
+    team[ARGS + _WINDOW] = window
+    store_f64(team.ctypes.data, ARGS + _SCALE, scale)
+    team[ARGS + _PARTIALS] = partials.ctypes.data
+    chunks = (max_context_len + CHUNK - 1) // CHUNK
+    team[ARGS + _CHUNKS] = chunks
+    group = out.shape[1] // (num_kv_heads * k.shape[3])
+    if num_items < 16 and chunks > 1 and num_items * chunks * group * partial_floats(k.shape[3]) <= partials.size:
+        run(team, split_kernel, num_items * chunks, 1)
+        run(team, merge_kernel, num_items, num_items)
+    else:
+        run(team, whole_kernel, num_items, 1)
+
+
+@inner
+def partial_floats(d: int) -> int:
+    """float32s of one head's partial result: the weighted sum [D], then m, then l, padded to 64 bytes."""
+    return (d + 2 + 15) // 16 * 16
+
+
+@functools.cache
+def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int, int, int]:
+    """Addresses of the kernels: whole contexts, one chunk each, merge of chunks."""
+    attend = _attend_chunk(head_dim, group_size, is_f16)
+    merge = _merge(head_dim, group_size)
+    finish = _finish(head_dim, group_size)
+    element_bytes = 2 if is_f16 else 4
+    partial_bytes = int(partial_floats.py_func(head_dim)) * 4 * group_size
+
+    @inner
+    def attend_chunk(args: int, t: int, kv_head: int, s: int, low: int, high: int, out: int) -> None:
+        """One chunk (positions low … high) of token t into the partials at ``out``."""
+        block_size, num_kv_heads = load_i64(args, _BLOCK_SIZE), load_i64(args, _KV)
+        table = load_i64(args, _BLOCK_TABLES) + s * load_i64(args, _MAX_BLOCKS) * 4
+        offsets = stack_bytes(CHUNK * 8)
+        n = high - low
+        offset = np.int64(0)
+        for i in range(n):
+            position = low + i
+            block = np.int64(load_i32(table, position // block_size))
+            slot = (block * num_kv_heads + kv_head) * block_size + position % block_size
+            offset = slot * head_dim * element_bytes
+            store_i64(offsets, i, offset)
+        for i in range(n, (n + LANES - 1) // LANES * LANES):
+            store_i64(offsets, i, offset)
+        q = load_i64(args, _QKV) + (t * load_i64(args, _ROW) + kv_head * group_size * head_dim) * 4
+        attend(q, load_i64(args, _K), load_i64(args, _V), offsets, n, np.float32(load_f64(args, _SCALE)), out)
+
+    @inner
+    def sequence_of(args: int, t: int) -> int:
+        cu_seqlens = load_i64(args, _CU_SEQLENS)
+        low, high = 0, load_i64(args, _NUM_SEQS) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if load_i32(cu_seqlens, middle) <= t:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    @inner
+    def visible(args: int, t: int, s: int) -> tuple[int, int]:
+        """First and one past the last position that token t sees."""
+        behind = np.int64(load_i32(load_i64(args, _CU_SEQLENS), s + 1)) - t
+        end = np.int64(load_i32(load_i64(args, _CONTEXT_LENS), s)) - behind + 1
+        window = load_i64(args, _WINDOW)
+        return (max(0, end - window) if window else 0), end
+
+    def attention_whole(begin: int, end: int, args: int) -> None:
+        num_kv_heads = load_i64(args, _KV)
+        total = stack_bytes(partial_bytes)
+        part = stack_bytes(partial_bytes)
+        for item in range(begin, end):
+            t, kv_head = item // num_kv_heads, item % num_kv_heads
+            s = sequence_of(args, t)
+            first, last = visible(args, t, s)
+            chunk = first // CHUNK
+            attend_chunk(args, t, kv_head, s, first, min(last, (chunk + 1) * CHUNK), total)
+            for c in range(chunk + 1, (last + CHUNK - 1) // CHUNK):
+                attend_chunk(args, t, kv_head, s, c * CHUNK, min(last, (c + 1) * CHUNK), part)
+                merge(total, part)
+            finish(load_i64(args, _OUT) + item * group_size * head_dim * 4, total)
+
+    def attention_split(begin: int, end: int, args: int) -> None:
+        num_kv_heads, chunks = load_i64(args, _KV), load_i64(args, _CHUNKS)
+        for piece in range(begin, end):
+            item, c = piece // chunks, piece % chunks
+            t, kv_head = item // num_kv_heads, item % num_kv_heads
+            s = sequence_of(args, t)
+            first, last = visible(args, t, s)
+            low, high = max(first, c * CHUNK), min(last, (c + 1) * CHUNK)
+            if low < high:
+                attend_chunk(args, t, kv_head, s, low, high, load_i64(args, _PARTIALS) + piece * partial_bytes)
+
+    def attention_merge(begin: int, end: int, args: int) -> None:
+        num_kv_heads, chunks = load_i64(args, _KV), load_i64(args, _CHUNKS)
+        for item in range(begin, end):
+            t = item // num_kv_heads
+            s = sequence_of(args, t)
+            first, last = visible(args, t, s)
+            parts = load_i64(args, _PARTIALS) + item * chunks * partial_bytes
+            chunk = first // CHUNK
+            total = parts + chunk * partial_bytes
+            for c in range(chunk + 1, (last + CHUNK - 1) // CHUNK):
+                merge(total, parts + c * partial_bytes)
+            finish(load_i64(args, _OUT) + item * group_size * head_dim * 4, total)
+
+    variant = f"d{head_dim}-g{group_size}-{'f16' if is_f16 else 'f32'}"
+    whole, split, merged = (
+        kernel_address(f, "void(int64, int64, int64)", variant)
+        for f in (attention_whole, attention_split, attention_merge)
+    )
+    return whole, split, merged
+
+
+class _Head:
+    """Vectors of a head of D values: D // 16 whole ones and perhaps a shorter last."""
+
+    def __init__(self, e: Emitter, head_dim: int) -> None:
+        self.e = e
+        self.widths = [LANES] * (head_dim // LANES) + ([head_dim % LANES] if head_dim % LANES else [])
+
+    def load(self, address: ir.Value, i: int, element: ir.Type) -> ir.Value:
+        """Vector i widened to 16 lanes of float32, zeros behind the head's end."""
+        e, width = self.e, self.widths[i]
+        size = 2 if element is f16 else 4
+        value = e.load(e.at(address, i * LANES * size), ir.VectorType(element, width), size)
+        if element is f16:
+            value = e.b.fpext(value, ir.VectorType(f32, width))
+        if width < LANES:
+            zeros = ir.Constant(ir.VectorType(f32, width), None)
+            value = e.shuffle(value, zeros, [*range(width), *[width] * (LANES - width)])
+        return value
+
+    def store(self, value: ir.Value, address: ir.Value, i: int) -> None:
+        e, width = self.e, self.widths[i]
+        if width < LANES:
+            value = e.shuffle(value, value, list(range(width)))
+        e.store(value, e.at(address, i * LANES * 4), 4)
+
+
+def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> object:
+    """Intrinsic: n ≤ CHUNK keys and values at byte offsets, for the G heads at q, into G partials at out."""
+    element = f16 if is_f16 else f32
+    stride = int(partial_floats.py_func(head_dim)) * 4
+
+    def body(
+        b: ir.IRBuilder, q: ir.Value, k: ir.Value, v: ir.Value, offsets: ir.Value, n: ir.Value, scale: ir.Value,
+        out: ir.Value,
+    ) -> None:  # fmt: skip
+        e = Emitter(b)
+        head = _Head(e, head_dim)
+        vectors = range(len(head.widths))
+        weights = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(vf32, group_size * CHUNK // LANES)), i64)
+        tiles = b.lshr(b.add(n, e.int(LANES - 1)), e.int(4))
+        minus_infinity = e.const(vf32, float("-inf"))
+
+        with e.loop(e.int(group_size)) as g:
+            head_weights = e.at(weights, g, CHUNK * 4)
+            head_q = e.at(q, g, head_dim * 4)
+            largest = cgutils.alloca_once(b, vf32)
+            b.store(minus_infinity, largest)
+            qs = [head.load(head_q, i, f32) for i in vectors]
+            with e.loop(tiles) as tile:
+                rows = []
+                for j in range(LANES):
+                    key = e.at(k, e.load(e.at(e.at(offsets, tile, LANES * 8), 8 * j), i64, 8))
+                    row = b.fmul(qs[0], head.load(key, 0, element))
+                    for i in vectors[1:]:
+                        row = e.fma(qs[i], head.load(key, i, element), row)
+                    rows.append(row)
+                scores = b.fmul(e.reduce_rows(rows), e.splat(scale))
+                valid = e.first_lanes(b.sub(n, b.shl(tile, e.int(4))))
+                scores = b.select(valid, scores, minus_infinity)
+                e.store(scores, e.at(head_weights, tile, LANES * 4), 64)
+                b.store(e.binary("maxnum", b.load(largest), scores), largest)
+            m = e.reduce(b.load(largest), lambda x, y: e.binary("maxnum", x, y))
+            sums = cgutils.alloca_once(b, vf32)
+            b.store(ir.Constant(vf32, None), sums)
+            with e.loop(tiles) as tile:
+                place = e.at(head_weights, tile, LANES * 4)
+                p = e.exp(b.fsub(e.load(place, vf32, 64), e.splat(m)))
+                e.store(p, place, 64)
+                b.store(b.fadd(b.load(sums), p), sums)
+            partial = e.at(out, g, stride)
+            e.store(m, e.at(partial, head_dim * 4), 4)
+            e.store(e.reduce(b.load(sums), b.fadd), e.at(partial, head_dim * 4 + 4), 4)
+
+        heads_at_once = max(1, min(group_size, _VECTOR_BUDGET // len(head.widths)))
+        for first in range(0, group_size, heads_at_once):
+            heads = range(first, min(first + heads_at_once, group_size))
+            places = {(g, i): cgutils.alloca_once(b, vf32) for g in heads for i in vectors}
+            for place in places.values():
+                b.store(ir.Constant(vf32, None), place)
+            with e.loop(n) as j:
+                value = e.at(v, e.load(e.at(offsets, j, 8), i64, 8))
+                ps = {g: e.splat(e.load(e.at(e.at(weights, g * CHUNK * 4), j, 4), f32, 4)) for g in heads}
+                for i in vectors:
+                    vector = head.load(value, i, element)
+                    for g in heads:
+                        b.store(e.fma(ps[g], vector, b.load(places[g, i])), places[g, i])
+            for (g, i), place in places.items():
+                head.store(b.load(place), e.at(out, g * stride), i)
+
+    return emit("attend_chunk", types.void, 7, body)
+
+
+def _merge(head_dim: int, group_size: int) -> object:
+    """Intrinsic: the G partials at ``total`` become those of both; ``part`` covers the later positions."""
+    stride = int(partial_floats.py_func(head_dim)) * 4
+
+    def body(b: ir.IRBuilder, total: ir.Value, part: ir.Value) -> None:
+        e = Emitter(b)
+        head = _Head(e, head_dim)
+        with e.loop(e.int(group_size)) as g:
+            old, new = e.at(total, g, stride), e.at(part, g, stride)
+            old_m, new_m = (e.load(e.at(a, head_dim * 4), f32, 4) for a in (old, new))
+            old_l, new_l = (e.load(e.at(a, head_dim * 4 + 4), f32, 4) for a in (old, new))
+            m = e.binary("maxnum", old_m, new_m)
+            old_scale, new_scale = (e.exp(b.fsub(a, m)) for a in (old_m, new_m))
+            e.store(m, e.at(old, head_dim * 4), 4)
+            e.store(e.fma(old_l, old_scale, b.fmul(new_l, new_scale)), e.at(old, head_dim * 4 + 4), 4)
+            old_scale, new_scale = e.splat(old_scale), e.splat(new_scale)
+            for i in range(len(head.widths)):
+                scaled = b.fmul(head.load(new, i, f32), new_scale)
+                head.store(e.fma(head.load(old, i, f32), old_scale, scaled), old, i)
+
+    return emit("merge_partials", types.void, 2, body)
+
+
+def _finish(head_dim: int, group_size: int) -> object:
+    """Intrinsic: the G partials, each weighted sum divided by its l, to out [G, D]."""
+    stride = int(partial_floats.py_func(head_dim)) * 4
+
+    def body(b: ir.IRBuilder, out: ir.Value, total: ir.Value) -> None:
+        e = Emitter(b)
+        head = _Head(e, head_dim)
+        with e.loop(e.int(group_size)) as g:
+            partial = e.at(total, g, stride)
+            inverse = e.splat(b.fdiv(e.const(f32, 1.0), e.load(e.at(partial, head_dim * 4 + 4), f32, 4)))
+            for i in range(len(head.widths)):
+                head.store(b.fmul(head.load(partial, i, f32), inverse), e.at(out, g, head_dim * 4), i)
+
+    return emit("finish_attention", types.void, 2, body)

@@ -1,0 +1,321 @@
+"""linear: out [R, out_features] = x [R, in_features] @ weight.T (+ bias) (+ out).
+
+Weights come in groups of 16 rows, one row a lane (see packing.py); one piece of work is some groups times all R rows of
+x, in tiles of up to 8 rows of x per pass over a group. A group is read from memory once, later passes find it in L1.
+
+Quantised weights, int8 activations: per block of 32 an exact int32 dot (weights as unsigned bytes, their zero point
+put right by starting the sum at -zero * sum(x)), times the two scales into a float32 accumulator, block after block:
+
+    acc = fma(d_w, float(sum) * d_x, acc);   Q4_1 also: acc = fma(m_w, d_x * sum(x), acc)
+
+Otherwise float32: value k goes by fma to accumulator k mod 4 (a tail of in_features mod 4 to the first), and the result is
+(a0 + a1) + (a2 + a3). Neither order depends on R, on tiling or on threads.
+
+Bytes moved: the weights once, x and out once (x from L2 for each group when R is large).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.intrinsics import (
+    LANES,
+    Emitter,
+    InstructionSet,
+    emit,
+    f32,
+    i32,
+    load_i64,
+    vf16,
+    vf32,
+    vi8x64,
+    vi16,
+    vi32,
+)
+from numba_engine.backends.cpu.kernels.quantize_rows import quantize, x_int8_stride
+from numba_engine.backends.cpu.packing import QUANT_BYTES
+from numba_engine.backends.cpu.thread_team import ARGS, run
+from numba_engine.storage import StorageFormat
+
+ZERO_POINT = {StorageFormat.Q8_0: 128, StorageFormat.Q4_0: 8, StorageFormat.Q4_1: 0}
+
+# Arguments of a job.
+_WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _IN_FEATURES, _NUM_ROWS = 0, 1, 2, 3, 4
+_X, _X_STRIDE, _R, _OUT, _OUT_STRIDE, _BIAS, _ADD = 5, 6, 7, 8, 9, 10, 11
+
+# Fields of a row of a weight's table, one row a segment.
+TABLE_FIELDS = 8
+KERNEL, WEIGHTS, GROUP_BYTES, SCALE_BYTES, NUM_ROWS, FIRST_ROW, TAKES_INT8 = range(7)
+
+
+@functools.cache
+def linear_kernel(format: StorageFormat, int8_activations: bool, isa: InstructionSet) -> int:
+    """Address of the kernel for weights of this format. ``isa`` matters to int8 activations only."""
+    tiles = {n: _tile(format, int8_activations, isa, n) for n in ((8, 4, 2, 1) if int8_activations else (4, 2, 1))}
+    large, tile4, tile2, tile1 = tiles.get(8, tiles[4]), tiles[4], tiles[2], tiles[1]
+    largest = max(tiles)
+
+    def linear_groups(begin: int, end: int, args: int) -> None:
+        in_features, num_rows, r = load_i64(args, _IN_FEATURES), load_i64(args, _NUM_ROWS), load_i64(args, _R)
+        x_stride, out_stride = load_i64(args, _X_STRIDE), load_i64(args, _OUT_STRIDE)
+        bias, add = load_i64(args, _BIAS), load_i64(args, _ADD)
+        scale_bytes = load_i64(args, _SCALE_BYTES)
+        for group in range(begin, end):
+            weights = load_i64(args, _WEIGHTS) + group * load_i64(args, _GROUP_BYTES)
+            row = group * LANES
+            lanes = min(LANES, num_rows - row)
+            x = load_i64(args, _X)
+            out = load_i64(args, _OUT) + row * 4
+            group_bias = bias + row * 4 if bias else 0
+            left = r
+            while left >= largest:
+                large(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
+                x += largest * x_stride
+                out += largest * out_stride
+                left -= largest
+            if left >= 4:
+                tile4(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
+                x += 4 * x_stride
+                out += 4 * out_stride
+                left -= 4
+            if left >= 2:
+                tile2(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
+                x += 2 * x_stride
+                out += 2 * out_stride
+                left -= 2
+            if left:
+                tile1(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
+
+    kind = f"int8-{isa}" if int8_activations else "f32"
+    return kernel_address(linear_groups, "void(int64, int64, int64)", f"{format.label}-{kind}")
+
+
+@inner
+def run_linear(
+    team: np.ndarray, table: np.ndarray, segment: int, x: int, x_stride: int, in_features: int,
+    num_x_rows: int, out: int, out_stride: int, bias: int, add: int,
+) -> None:  # fmt: skip
+    """Post one segment's job. Addresses and strides in bytes; ``bias`` 0 for none."""
+    t = table[segment]
+    team[ARGS + _WEIGHTS] = t[WEIGHTS]
+    team[ARGS + _GROUP_BYTES] = t[GROUP_BYTES]
+    team[ARGS + _SCALE_BYTES] = t[SCALE_BYTES]
+    team[ARGS + _IN_FEATURES] = in_features
+    team[ARGS + _NUM_ROWS] = t[NUM_ROWS]
+    team[ARGS + _X] = x
+    team[ARGS + _X_STRIDE] = x_stride
+    team[ARGS + _R] = num_x_rows
+    team[ARGS + _OUT] = out + t[FIRST_ROW] * 4
+    team[ARGS + _OUT_STRIDE] = out_stride
+    team[ARGS + _BIAS] = bias + t[FIRST_ROW] * 4 if bias else 0
+    team[ARGS + _ADD] = add
+    groups = (t[NUM_ROWS] + LANES - 1) // LANES
+    smallest = max(1, 12_000 // (t[GROUP_BYTES] * num_x_rows))
+    run(team, t[KERNEL], groups, smallest)
+
+
+@launcher
+def linear(
+    team: np.ndarray, table: np.ndarray, out: np.ndarray, x: np.ndarray, bias: np.ndarray, add: int,
+    quantize_rows: int, scratch: np.ndarray,
+) -> None:  # fmt: skip
+    """out [R, out_features] = (out +) x [R, in_features] @ weight.T + bias; ``bias`` of size 0 for none."""
+    x_int8 = scratch.ctypes.data
+    r, in_features = x.shape
+    if takes_int8(table):
+        quantize(team, quantize_rows, x_int8, x.ctypes.data, in_features, r)
+    multiply(
+        team, table, out.ctypes.data, out.shape[1], x.ctypes.data, x_int8, in_features, r,
+        bias.ctypes.data if bias.size else 0, add,
+    )  # fmt: skip
+
+
+@inner
+def takes_int8(table: np.ndarray) -> bool:
+    any_segment = False
+    for segment in range(table.shape[0]):
+        any_segment |= table[segment, TAKES_INT8] != 0
+    return any_segment
+
+
+@inner
+def multiply(
+    team: np.ndarray, table: np.ndarray, out: int, out_features: int, x: int, x_int8: int, in_features: int,
+    num_x_rows: int, bias: int, add: int,
+) -> None:  # fmt: skip
+    """All segments of a weight. ``x_int8`` holds the quantised x where a segment takes int8."""
+    for segment in range(table.shape[0]):
+        int8 = table[segment, TAKES_INT8] != 0
+        run_linear(
+            team, table, segment, x_int8 if int8 else x, x_int8_stride(in_features) if int8 else 4 * in_features,
+            in_features, num_x_rows, out, 4 * out_features, bias, add,
+        )  # fmt: skip
+
+
+def _tile(format: StorageFormat, int8_activations: bool, isa: InstructionSet, rows: int) -> Any:
+    """Intrinsic: one group of weights times ``rows`` rows of x, stored."""
+
+    def body(
+        b: ir.IRBuilder, weights: ir.Value, scale_bytes: ir.Value, in_features: ir.Value, x: ir.Value,
+        x_stride: ir.Value, out: ir.Value, out_stride: ir.Value, bias: ir.Value, add: ir.Value, lanes: ir.Value,
+    ) -> None:  # fmt: skip
+        e = Emitter(b, isa)
+        xs = [e.at(x, b.mul(x_stride, e.int(i))) for i in range(rows)]
+        if int8_activations:
+            sums = _int8_dots(e, format, weights, scale_bytes, in_features, xs)
+        elif format.is_quantized:
+            sums = _dequantized_dots(e, format, weights, scale_bytes, in_features, xs)
+        else:
+            sums = _float_dots(e, format, weights, in_features, xs)
+        mask = e.first_lanes(lanes)
+        bias_values = cgutils.alloca_once(b, vf32)
+        b.store(ir.Constant(vf32, None), bias_values)
+        with b.if_then(b.icmp_signed("!=", bias, e.int(0))):
+            b.store(e.masked_load(bias, vf32, mask, 4), bias_values)
+        for i, total in enumerate(sums):
+            address = e.at(out, b.mul(out_stride, e.int(i)))
+            total = b.fadd(total, b.load(bias_values))
+            with b.if_else(b.icmp_signed("!=", add, e.int(0))) as (then, otherwise):
+                with then:
+                    e.masked_store(b.fadd(e.masked_load(address, vf32, mask, 4), total), address, mask, 4)
+                with otherwise:
+                    e.masked_store(total, address, mask, 4)
+
+    return emit(f"tile_{format.label}_{rows}", types.void, 10, body)
+
+
+def _accumulators(e: Emitter, count: int) -> list[ir.Value]:
+    places = []
+    for _ in range(count):
+        place = cgutils.alloca_once(e.b, vf32)
+        e.b.store(ir.Constant(vf32, None), place)
+        places.append(place)
+    return places
+
+
+def _int8_dots(
+    e: Emitter,
+    format: StorageFormat,
+    weights: ir.Value,
+    scale_bytes: ir.Value,
+    in_features: ir.Value,
+    xs: list[ir.Value],
+) -> list[ir.Value]:
+    b = e.b
+    blocks = b.lshr(in_features, e.int(5))
+    quants = e.at(weights, scale_bytes)
+    accumulators = _accumulators(e, len(xs))
+    with e.loop(blocks) as block:
+        d, m = _scales(e, format, weights, block)
+        quarters = _unsigned_bytes(e, format, e.at(quants, block, QUANT_BYTES[format] * LANES))
+        for x, accumulator in zip(xs, accumulators, strict=True):
+            x_scale = e.at(e.at(x, in_features), block, 4)
+            x_sum = e.at(x_scale, blocks, 4)
+            x_scaled_sum = e.at(x_sum, blocks, 4)
+            x_block = e.at(x, block, 32)
+            first, second = ir.Constant(vi32, None), ir.Constant(vi32, None)
+            if zero := ZERO_POINT[format]:
+                first = e.splat(b.mul(e.load(x_sum, i32, 4), e.int(-zero, i32)))
+            for k, quarter in enumerate(quarters):
+                x4 = b.bitcast(e.splat(e.load(e.at(x_block, 4 * k), i32, 4)), vi8x64)
+                if k % 2:
+                    second = e.dot4(second, quarter, x4)
+                else:
+                    first = e.dot4(first, quarter, x4)
+            scaled = b.fmul(b.sitofp(b.add(first, second), vf32), e.splat(e.load(x_scale, f32, 4)))
+            total = e.fma(d, scaled, b.load(accumulator))
+            if m is not None:
+                total = e.fma(m, e.splat(e.load(x_scaled_sum, f32, 4)), total)
+            b.store(total, accumulator)
+    return [b.load(a) for a in accumulators]
+
+
+def _scales(e: Emitter, format: StorageFormat, scales: ir.Value, block: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    if format is not StorageFormat.Q4_1:
+        return e.b.fpext(e.load(e.at(scales, block, 2 * LANES), vf16, 32), vf32), None
+    both = e.at(scales, block, 4 * LANES)
+    d = e.b.fpext(e.load(both, vf16, 32), vf32)
+    return d, e.b.fpext(e.load(e.at(both, 2 * LANES), vf16, 32), vf32)
+
+
+def _unsigned_bytes(e: Emitter, format: StorageFormat, quants: ir.Value) -> list[ir.Value]:
+    """The block's 32 values of 16 rows as 8 vectors [16 rows][4] in the order of k."""
+    if format is StorageFormat.Q8_0:
+        return [e.load(e.at(quants, 64 * i), vi8x64, 64) for i in range(8)]
+    packed = [e.load(e.at(quants, 64 * i), vi8x64, 64) for i in range(4)]
+    low = [e.b.and_(p, e.const(vi8x64, 15)) for p in packed]
+    return low + [e.b.lshr(p, e.const(vi8x64, 4)) for p in packed]
+
+
+def _dequantized_dots(
+    e: Emitter,
+    format: StorageFormat,
+    weights: ir.Value,
+    scale_bytes: ir.Value,
+    in_features: ir.Value,
+    xs: list[ir.Value],
+) -> list[ir.Value]:
+    b = e.b
+    quants = e.at(weights, scale_bytes)
+    accumulators = [_accumulators(e, 4) for _ in xs]
+    with e.loop(b.lshr(in_features, e.int(5))) as block:
+        d, m = _scales(e, format, weights, block)
+        sums = [[b.load(a) for a in four] for four in accumulators]
+        quarters = _unsigned_bytes(e, format, e.at(quants, block, QUANT_BYTES[format] * LANES))
+        for k, quarter in enumerate(quarters):
+            words = b.bitcast(quarter, vi32)
+            for j in range(4):
+                byte = b.and_(b.lshr(words, e.const(vi32, 8 * j)), e.const(vi32, 255))
+                q = b.sitofp(b.sub(byte, e.const(vi32, ZERO_POINT[format])), vf32)
+                value = b.fmul(d, q)
+                if m is not None:
+                    value = b.fadd(value, m)
+                for x, four in zip(xs, sums, strict=True):
+                    element = e.load(e.at(e.at(x, block, 128), 4 * (4 * k + j)), f32, 4)
+                    four[j] = e.fma(value, e.splat(element), four[j])
+        for four, places in zip(sums, accumulators, strict=True):
+            for value, place in zip(four, places, strict=True):
+                b.store(value, place)
+    return [_sum4(b, [b.load(a) for a in four]) for four in accumulators]
+
+
+def _float_dots(
+    e: Emitter, format: StorageFormat, weights: ir.Value, in_features: ir.Value, xs: list[ir.Value]
+) -> list[ir.Value]:
+    b = e.b
+    accumulators = [_accumulators(e, 4) for _ in xs]
+    width = format.block_bytes * LANES
+
+    def step(k: ir.Value, j: int, four_of_each: list[list[ir.Value]]) -> None:
+        value = _widened(e, format, e.at(e.at(weights, k, width), j * width))
+        for x, four in zip(xs, four_of_each, strict=True):
+            element = e.load(e.at(e.at(x, k, 4), 4 * j), f32, 4)
+            b.store(e.fma(value, e.splat(element), b.load(four[j])), four[j])
+
+    quads = b.lshr(in_features, e.int(2))
+    with e.loop(quads) as quad:
+        for j in range(4):
+            step(b.shl(quad, e.int(2)), j, accumulators)
+    with e.loop(b.and_(in_features, e.int(3))) as tail:
+        step(b.add(b.shl(quads, e.int(2)), tail), 0, accumulators)
+    return [_sum4(b, [b.load(a) for a in four]) for four in accumulators]
+
+
+def _widened(e: Emitter, format: StorageFormat, address: ir.Value) -> ir.Value:
+    b = e.b
+    if format is StorageFormat.F32:
+        return e.load(address, vf32, 64)
+    if format is StorageFormat.F16:
+        return b.fpext(e.load(address, vf16, 32), vf32)
+    return b.bitcast(b.shl(b.zext(e.load(address, vi16, 32), vi32), e.const(vi32, 16)), vf32)
+
+
+def _sum4(b: ir.IRBuilder, four: list[ir.Value]) -> ir.Value:
+    return b.fadd(b.fadd(four[0], four[1]), b.fadd(four[2], four[3]))

@@ -1,0 +1,80 @@
+"""rms_norm: out [R, N] = x / sqrt(mean(x²) + eps) * weight [N], row by row (Zhang & Sennrich 2019).
+
+The mean sums 16 lanes of float32 by fma, then the lanes in the fixed order of ``Emitter.reduce``. out may be x.
+Bytes moved: x twice (the second time from L1), weight and out once.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.intrinsics import LANES, Emitter, emit, f32, load_f64, load_i64, store_f64, vf32
+from numba_engine.backends.cpu.kernels.quantize_rows import quantize_row, x_int8_stride
+from numba_engine.backends.cpu.thread_team import ARGS, run
+
+_OUT, _X, _WEIGHT, _N, _EPS, _X_INT8 = range(6)
+
+
+@launcher
+def rms_norm(team: np.ndarray, kernel: int, out: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float) -> None:
+    norm(team, kernel, out.ctypes.data, x.ctypes.data, weight.ctypes.data, x.shape[1], x.shape[0], eps, 0)
+
+
+@inner
+def norm(
+    team: np.ndarray, kernel: int, out: int, x: int, weight: int, n: int, num_rows: int, eps: float, x_int8: int
+) -> None:
+    """Post the job; where ``x_int8`` is not 0, also quantise each row there while it is in L1."""
+    team[ARGS + _OUT] = out
+    team[ARGS + _X] = x
+    team[ARGS + _WEIGHT] = weight
+    team[ARGS + _N] = n
+    store_f64(team.ctypes.data, ARGS + _EPS, eps)
+    team[ARGS + _X_INT8] = x_int8
+    run(team, kernel, num_rows, 1 + 8192 // n)
+
+
+@functools.cache
+def rms_norm_kernel() -> int:
+    def rms_norm_rows(begin: int, end: int, args: int) -> None:
+        n = load_i64(args, _N)
+        eps = np.float32(load_f64(args, _EPS))
+        x_int8 = load_i64(args, _X_INT8)
+        for row in range(begin, end):
+            out = load_i64(args, _OUT) + row * n * 4
+            norm_row(out, load_i64(args, _X) + row * n * 4, load_i64(args, _WEIGHT), n, eps)
+            if x_int8:
+                quantize_row(x_int8 + row * x_int8_stride(n), out, n)
+
+    return kernel_address(rms_norm_rows, "void(int64, int64, int64)")
+
+
+def _norm_row(b: ir.IRBuilder, out: ir.Value, x: ir.Value, weight: ir.Value, n: ir.Value, eps: ir.Value) -> None:
+    e = Emitter(b)
+    whole = b.lshr(n, e.int(4))
+    start = b.shl(whole, e.int(4))
+    rest = e.first_lanes(b.and_(n, e.int(LANES - 1)))
+    total = cgutils.alloca_once(b, vf32)
+    b.store(ir.Constant(vf32, None), total)
+    with e.loop(whole) as i:
+        v = e.load(e.at(x, i, 4 * LANES), vf32, 4)
+        b.store(e.fma(v, v, b.load(total)), total)
+    v = e.masked_load(e.at(x, start, 4), vf32, rest, 4)
+    squares = e.reduce(e.fma(v, v, b.load(total)), b.fadd)
+    mean = b.fdiv(squares, b.sitofp(n, f32))
+    scale = e.splat(b.fdiv(e.const(f32, 1.0), e.unary("sqrt", b.fadd(mean, eps))))
+    with e.loop(whole) as i:
+        v = b.fmul(e.load(e.at(x, i, 4 * LANES), vf32, 4), scale)
+        w = e.load(e.at(weight, i, 4 * LANES), vf32, 4)
+        e.store(b.fmul(v, w), e.at(out, i, 4 * LANES), 4)
+    w = e.masked_load(e.at(weight, start, 4), vf32, rest, 4)
+    e.masked_store(b.fmul(b.fmul(v, scale), w), e.at(out, start, 4), rest, 4)
+
+
+norm_row = emit("norm_row", types.void, 5, _norm_row)

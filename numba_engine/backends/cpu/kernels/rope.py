@@ -1,0 +1,60 @@
+"""rope: rotate the q and k heads of qkv [T, (H + 2 KV) D] in place to their positions (Su et al. 2021).
+
+Dimension i of a head pairs with i + D/2 (the Hugging Face order): (a, b) → (a cos - b sin, b cos + a sin).
+cos, sin: [max_model_len, D/2] float32. Bytes moved: q and k once in and out, in cache.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.intrinsics import load_f32, load_i32, load_i64, store_f32
+from numba_engine.backends.cpu.thread_team import ARGS, run
+
+_QKV, _ROW, _POSITIONS, _COS, _SIN, _HEADS, _D = range(7)
+
+
+@launcher
+def rope(
+    team: np.ndarray, kernel: int, qkv: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray,
+    num_rotated_heads: int,
+) -> None:  # fmt: skip
+    team[ARGS + _QKV] = qkv.ctypes.data
+    team[ARGS + _ROW] = qkv.shape[1]
+    team[ARGS + _POSITIONS] = positions.ctypes.data
+    team[ARGS + _COS] = cos.ctypes.data
+    team[ARGS + _SIN] = sin.ctypes.data
+    team[ARGS + _HEADS] = num_rotated_heads
+    team[ARGS + _D] = 2 * cos.shape[1]
+    run(team, kernel, qkv.shape[0], 1 + 8192 // qkv.shape[1])
+
+
+@functools.cache
+def rope_kernel() -> int:
+    def rope_rows(begin: int, end: int, args: int) -> None:
+        d = load_i64(args, _D)
+        for t in range(begin, end):
+            row = load_i64(args, _QKV) + t * load_i64(args, _ROW) * 4
+            position = np.int64(load_i32(load_i64(args, _POSITIONS), t))
+            table_offset = position * (d // 2) * 4
+            rotate_heads(
+                row, load_i64(args, _COS) + table_offset, load_i64(args, _SIN) + table_offset, load_i64(args, _HEADS), d
+            )
+
+    return kernel_address(rope_rows, "void(int64, int64, int64)")
+
+
+@inner
+def rotate_heads(heads: int, cos: int, sin: int, num_heads: int, d: int) -> None:
+    half = d // 2
+    for head in range(num_heads):
+        first = heads + head * d * 4
+        second = first + half * 4
+        for i in range(half):
+            a, b = load_f32(first, i), load_f32(second, i)
+            c, s = load_f32(cos, i), load_f32(sin, i)
+            store_f32(first, i, a * c - b * s)
+            store_f32(second, i, b * c + a * s)

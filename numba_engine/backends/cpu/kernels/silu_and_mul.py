@@ -1,0 +1,58 @@
+"""silu_and_mul: out [T, I] = gate / (1 + e^-gate) * up, of gate_up [T, 2 I], gates first (Shazeer 2020).
+
+Bytes moved: 3 I * 4 a row, in cache.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from numba_engine.backends.cpu.compilation import kernel_address, launcher
+from numba_engine.backends.cpu.intrinsics import LANES, Emitter, emit, load_i64, vf32
+from numba_engine.backends.cpu.thread_team import ARGS, run
+
+_OUT, _GATE_UP, _I = range(3)
+
+
+@launcher
+def silu_and_mul(team: np.ndarray, kernel: int, out: np.ndarray, gate_up: np.ndarray) -> None:
+    rows, intermediate = out.shape
+    team[ARGS + _OUT] = out.ctypes.data
+    team[ARGS + _GATE_UP] = gate_up.ctypes.data
+    team[ARGS + _I] = intermediate
+    run(team, kernel, rows, 1 + 8192 // intermediate)
+
+
+@functools.cache
+def silu_and_mul_kernel() -> int:
+    def silu_and_mul_rows(begin: int, end: int, args: int) -> None:
+        n = load_i64(args, _I)
+        for row in range(begin, end):
+            gate = load_i64(args, _GATE_UP) + row * 8 * n
+            silu_row(load_i64(args, _OUT) + row * 4 * n, gate, gate + 4 * n, n)
+
+    return kernel_address(silu_and_mul_rows, "void(int64, int64, int64)")
+
+
+def _silu_row(b: ir.IRBuilder, out: ir.Value, gate: ir.Value, up: ir.Value, n: ir.Value) -> None:
+    e = Emitter(b)
+
+    def silu(g: ir.Value, u: ir.Value) -> ir.Value:
+        one = e.const(vf32, 1.0)
+        return b.fmul(b.fdiv(g, b.fadd(one, e.exp(b.fsub(e.const(vf32, -0.0), g)))), u)
+
+    whole = b.lshr(n, e.int(4))
+    with e.loop(whole) as i:
+        g, u = (e.load(e.at(a, i, 4 * LANES), vf32, 4) for a in (gate, up))
+        e.store(silu(g, u), e.at(out, i, 4 * LANES), 4)
+    start = b.shl(whole, e.int(4))
+    rest = e.first_lanes(b.and_(n, e.int(LANES - 1)))
+    g, u = (e.masked_load(e.at(a, start, 4), vf32, rest, 4) for a in (gate, up))
+    e.masked_store(silu(g, u), e.at(out, start, 4), rest, 4)
+
+
+silu_row = emit("silu_row", types.void, 4, _silu_row)

@@ -1,0 +1,172 @@
+"""A team of threads that runs one parallel loop after another, with microseconds between them.
+
+A loop is a kernel over items 0 … n. Every thread, the caller included, takes the next piece of what is left by
+compare-and-swap until nothing is left, so a thread that the system has put aside holds up only the piece it is in, and
+a team whose threads never wake still finishes. Waiting threads spin for some tens of microseconds, then offer their
+core, then sleep in the kernel. numba's own thread pools are no choice here: ``workqueue`` aborts when two Python threads
+use it at once, the others need system libraries, and each loop would cost several times as much.
+
+The state is one int64 array that the launchers get as ``team``: job arguments at ARGS, the rest is private to this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import weakref
+
+import numpy as np
+
+from numba_engine.backends.cpu.compilation import inner, launcher
+from numba_engine.backends.cpu.intrinsics import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    call_kernel,
+    compare_and_swap,
+    load_i64,
+    pause,
+    wait_while_equal,
+    wake_all,
+    yield_core,
+)
+
+# Words of the state; those that different threads write lie 128 bytes apart.
+_LEFT = 0  # epoch << 32 | items not yet taken
+_DONE = 16  # items finished
+_SLEEPERS = 32
+_STOP = 33
+_FUNCTION, _NUM_ITEMS, _MIN_PIECE = 48, 49, 50
+_NUM_THREADS = 51
+ARGS = 64
+_NUM_ARGS = 64
+_COUNT_MASK = 0xFFFFFFFF
+
+_SPINS = 2000  # about 30 µs of pauses
+_YIELDS = 100
+
+
+class ThreadTeam:
+    """``num_threads`` threads, the caller's one of them. The others end with this object."""
+
+    def __init__(self, num_threads: int) -> None:
+        assert num_threads >= 1
+        self.num_threads = num_threads
+        buffer = np.zeros(ARGS + _NUM_ARGS + 16, dtype=np.int64)
+        skip = (-buffer.ctypes.data % 128) // 8
+        self.state = buffer[skip : skip + ARGS + _NUM_ARGS]
+        self.state[_NUM_THREADS] = num_threads
+        for i in range(1, num_threads):
+            threading.Thread(target=_work, args=(self.state,), name=f"numba-engine-cpu-{i}", daemon=True).start()
+        weakref.finalize(self, _stop, self.state)
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and the CPU quota of its container where there is one."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = _cpu_quota()
+    return max(1, min(cores, math.ceil(quota))) if quota else cores
+
+
+def _cpu_quota() -> float | None:
+    """Cores' worth of time the control group allows, None if unlimited or unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+        return None if quota == "max" else int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") as file:
+            microseconds = int(file.read())
+        with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us") as file:
+            period_us = int(file.read())
+        return microseconds / period_us if microseconds > 0 else None
+    return None
+
+
+@inner
+def run(team: np.ndarray, function: int, num_items: int, min_piece: int) -> None:
+    """Call ``function(begin, end, args)`` over all items, in pieces of at least ``min_piece`` where that many are left.
+
+    For compiled callers. Returns when every item is done.
+    """
+    state = team.ctypes.data
+    args = state + 8 * ARGS
+    if num_items <= 0:
+        return
+    if num_items <= min_piece or team[_NUM_THREADS] == 1:
+        call_kernel(function, 0, num_items, args)
+        return
+    team[_FUNCTION] = function
+    team[_NUM_ITEMS] = num_items
+    team[_MIN_PIECE] = min_piece
+    atomic_store(state + 8 * _DONE, 0)
+    epoch = (atomic_load(state + 8 * _LEFT) >> 32) + 1
+    atomic_store(state + 8 * _LEFT, ((epoch & 0x7FFFFFFF) << 32) | num_items)
+    if atomic_load(state + 8 * _SLEEPERS) > 0:
+        wake_all(state + 8 * _LEFT + 4)
+    while _take_piece(state):
+        pass
+    spins = 0
+    while atomic_load(state + 8 * _DONE) < num_items:
+        spins += 1
+        if spins < _SPINS:
+            pause(0)
+        else:
+            yield_core(0)
+
+
+@inner
+def _take_piece(state: int) -> bool:
+    """Do one piece of the current job; False if nothing is left to take."""
+    left = atomic_load(state + 8 * _LEFT)
+    count = left & _COUNT_MASK
+    if count == 0:
+        return False
+    # Guided: large pieces first, so few of them; small ones last, so that all threads end together.
+    size = max(load_i64(state, _MIN_PIECE), count * 4 // (5 * load_i64(state, _NUM_THREADS)))
+    size = min(size, count)
+    if compare_and_swap(state + 8 * _LEFT, left, left - size) == 0:
+        return True
+    # From here to the count below, this job cannot end, so what it is may be read safely.
+    begin = load_i64(state, _NUM_ITEMS) - count
+    call_kernel(load_i64(state, _FUNCTION), begin, begin + size, state + 8 * ARGS)
+    atomic_add(state + 8 * _DONE, size)
+    return True
+
+
+@launcher
+def _work(team: np.ndarray) -> None:
+    state = team.ctypes.data
+    idle = 0
+    while True:
+        if _take_piece(state):
+            idle = 0
+            continue
+        idle += 1
+        if idle < _SPINS:
+            pause(0)
+        elif idle < _SPINS + _YIELDS:
+            yield_core(0)
+        else:
+            if atomic_load(state + 8 * _STOP) != 0:
+                return
+            atomic_add(state + 8 * _SLEEPERS, 1)
+            left = atomic_load(state + 8 * _LEFT)
+            if left & _COUNT_MASK == 0 and atomic_load(state + 8 * _STOP) == 0:
+                wait_while_equal(state + 8 * _LEFT + 4, left >> 32)
+            atomic_add(state + 8 * _SLEEPERS, -1)
+            idle = 0
+
+
+@launcher
+def _stop(team: np.ndarray) -> None:
+    state = team.ctypes.data
+    atomic_store(state + 8 * _STOP, 1)
+    left = atomic_load(state + 8 * _LEFT)
+    atomic_store(state + 8 * _LEFT, left + (1 << 32))
+    wake_all(state + 8 * _LEFT + 4)

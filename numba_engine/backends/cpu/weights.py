@@ -1,0 +1,70 @@
+"""Loading matrices into the layout of packing.py, in memory that suits streaming."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from numba_engine.backends.base import Weight, WeightSegment
+from numba_engine.backends.cpu.intrinsics import InstructionSet
+from numba_engine.backends.cpu.kernels.linear import TABLE_FIELDS, linear_kernel
+from numba_engine.backends.cpu.packing import GroupLayout, num_groups, pack
+from numba_engine.storage import StoredTensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuWeight(Weight):
+    """A weight and, for the launchers, one row of ``table`` (kernels/linear.py) a segment."""
+
+    table: np.ndarray  # [segments, TABLE_FIELDS] int64
+
+
+def load_weight(
+    name: str, tensors: Sequence[StoredTensor], *, int8_activations: bool, isa: InstructionSet
+) -> CpuWeight:
+    """Stack matrices of equal in_features by rows; neighbours of one format share a segment where groups allow it."""
+    in_features = tensors[0].shape[1]
+    assert all(t.shape[1] == in_features for t in tensors)
+    segments: list[WeightSegment] = []
+    table = []
+    first_row = 0
+    for run in _runs(tensors):
+        layout = GroupLayout(run[0].format, in_features)
+        groups = [num_groups(t.shape[0]) for t in run]
+        buffer = allocate(sum(groups) * layout.group_bytes).reshape(sum(groups), layout.group_bytes)
+        at = 0
+        for tensor, count in zip(run, groups, strict=True):
+            pack(tensor, buffer[at : at + count])
+            at += count
+        rows = sum(t.shape[0] for t in run)
+        takes_int8 = int8_activations and layout.format.is_quantized
+        kernel = linear_kernel(layout.format, takes_int8, isa if takes_int8 else "generic")
+        address = buffer.ctypes.data
+        table.append([kernel, address, layout.group_bytes, layout.scale_bytes, rows, first_row, int(takes_int8), 0])
+        segments.append(WeightSegment(layout.format, rows, buffer.nbytes, buffer))
+        first_row += rows
+    fields = np.array(table, dtype=np.int64)
+    assert fields.shape[1] == TABLE_FIELDS
+    return CpuWeight(name, (first_row, in_features), tuple(segments), fields)
+
+
+def _runs(tensors: Sequence[StoredTensor]) -> list[list[StoredTensor]]:
+    """Neighbours of one format, as long as each but the last fills whole groups."""
+    runs: list[list[StoredTensor]] = []
+    for tensor in tensors:
+        if runs and runs[-1][-1].format is tensor.format and runs[-1][-1].shape[0] % 16 == 0:
+            runs[-1].append(tensor)
+        else:
+            runs.append([tensor])
+    return runs
+
+
+def allocate(nbytes: int) -> np.ndarray:
+    """Page-aligned uint8, in huge pages where the system gives them. 64 bytes more, so that no read ends in a hole."""
+    memory = mmap.mmap(-1, nbytes + 64)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8, count=nbytes)
