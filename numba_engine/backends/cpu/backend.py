@@ -134,14 +134,14 @@ class CpuBackend(Backend):
         )  # fmt: skip
 
     def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
-        store_kv(self._team.state, store_kv_kernel(), cache.k, cache.v, qkv, slot_mapping)
+        store_kv(self._team.state, store_kv_kernel(), _words(cache.k), _words(cache.v), qkv, slot_mapping)
 
     def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: AttentionShape) -> None:
         whole, split, merge = attention_kernels(
             shape.head_dim, shape.num_heads // shape.num_kv_heads, self.kv_cache_dtype.itemsize == 2
         )
         attention(
-            self._team.state, whole, split, merge, out, qkv, cache.k, cache.v, batch.cu_seqlens_q, batch.context_lens,
+            self._team.state, whole, split, merge, out, qkv, _words(cache.k), _words(cache.v), batch.cu_seqlens_q, batch.context_lens,
             batch.block_tables, batch.max_context_len, shape.sliding_window or 0, shape.scale, self._partials,
         )  # fmt: skip
 
@@ -175,6 +175,12 @@ class CpuBackend(Backend):
 def _own(weight: Weight) -> CpuWeight:
     assert isinstance(weight, CpuWeight)
     return weight
+
+
+def _words(cache: Array) -> np.ndarray:
+    """The cache as numba accepts it: it knows no float16 arrays on CPUs, and the kernels only want the address."""
+    array = cast(np.ndarray, cache)
+    return array.view(np.uint16) if array.itemsize == 2 else array
 
 
 def _cpu_model() -> str:

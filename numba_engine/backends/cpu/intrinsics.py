@@ -417,18 +417,15 @@ call_kernel = emit("call_kernel", types.void, 4, _call_kernel)
 """Call the kernel at an address: kernel(begin, end, args)."""
 
 
-@intrinsic
-def stack_bytes(typingctx: Any, size: types.IntegerLiteral) -> Any:
-    """Address of ``size`` (a constant) bytes of this call's stack, 64-aligned, one place per mention."""
-    if not isinstance(size, types.IntegerLiteral):
-        return None
+def stack_bytes(size: int) -> Any:
+    """An intrinsic: address of ``size`` bytes of the calling function's stack, 64-aligned, one place per mention."""
 
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        place = cgutils.alloca_once(builder, ir.ArrayType(ir.ArrayType(i8, 64), -(-size.literal_value // 64)))
+    def body(b: ir.IRBuilder, dummy: ir.Value) -> ir.Value:
+        place = cgutils.alloca_once(b, ir.ArrayType(ir.ArrayType(i8, 64), -(-size // 64)))
         place.align = 64
-        return builder.ptrtoint(place, i64)
+        return b.ptrtoint(place, i64)
 
-    return types.int64(size), codegen
+    return emit("stack_bytes", types.int64, 1, body)
 
 
 def _pointer_caster(name: str, numba_type: types.Type, type_: ir.Type) -> Any:

@@ -93,12 +93,14 @@ def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int
     element_bytes = 2 if is_f16 else 4
     partial_bytes = int(partial_floats.py_func(head_dim)) * 4 * group_size
 
+    offset_place, partial_place = stack_bytes(CHUNK * 8), stack_bytes(partial_bytes)
+
     @inner
     def attend_chunk(args: int, t: int, kv_head: int, s: int, low: int, high: int, out: int) -> None:
         """One chunk (positions low … high) of token t into the partials at ``out``."""
         block_size, num_kv_heads = load_i64(args, _BLOCK_SIZE), load_i64(args, _KV)
         table = load_i64(args, _BLOCK_TABLES) + s * load_i64(args, _MAX_BLOCKS) * 4
-        offsets = stack_bytes(CHUNK * 8)
+        offsets = offset_place(0)
         n = high - low
         offset = np.int64(0)
         for i in range(n):
@@ -134,8 +136,8 @@ def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int
 
     def attention_whole(begin: int, end: int, args: int) -> None:
         num_kv_heads = load_i64(args, _KV)
-        total = stack_bytes(partial_bytes)
-        part = stack_bytes(partial_bytes)
+        total = partial_place(0)
+        part = partial_place(0)
         for item in range(begin, end):
             t, kv_head = item // num_kv_heads, item % num_kv_heads
             s = sequence_of(args, t)

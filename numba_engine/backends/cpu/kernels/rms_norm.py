@@ -65,8 +65,8 @@ def _norm_row(b: ir.IRBuilder, out: ir.Value, x: ir.Value, weight: ir.Value, n: 
     with e.loop(whole) as i:
         v = e.load(e.at(x, i, 4 * LANES), vf32, 4)
         b.store(e.fma(v, v, b.load(total)), total)
-    v = e.masked_load(e.at(x, start, 4), vf32, rest, 4)
-    squares = e.reduce(e.fma(v, v, b.load(total)), b.fadd)
+    last = e.masked_load(e.at(x, start, 4), vf32, rest, 4)
+    squares = e.reduce(e.fma(last, last, b.load(total)), b.fadd)
     mean = b.fdiv(squares, b.sitofp(n, f32))
     scale = e.splat(b.fdiv(e.const(f32, 1.0), e.unary("sqrt", b.fadd(mean, eps))))
     with e.loop(whole) as i:
@@ -74,7 +74,7 @@ def _norm_row(b: ir.IRBuilder, out: ir.Value, x: ir.Value, weight: ir.Value, n: 
         w = e.load(e.at(weight, i, 4 * LANES), vf32, 4)
         e.store(b.fmul(v, w), e.at(out, i, 4 * LANES), 4)
     w = e.masked_load(e.at(weight, start, 4), vf32, rest, 4)
-    e.masked_store(b.fmul(b.fmul(v, scale), w), e.at(out, start, 4), rest, 4)
+    e.masked_store(b.fmul(b.fmul(last, scale), w), e.at(out, start, 4), rest, 4)
 
 
 norm_row = emit("norm_row", types.void, 5, _norm_row)
