@@ -1,0 +1,301 @@
+"""numba_engine against llama.cpp: same files, same threads, one run, taking turns. Needs the ``perf`` extra.
+
+    python -m perf.compare_llama_cpp --formats Q4_1 Q4_0 Q8_0 F16 BF16
+
+Each engine lives in a process of its own and sleeps while the other works, so that neither disturbs the other's threads
+and peak memory is its own. What is timed: for llama.cpp the bare ``llama_decode``, without
+sampling or text; for numba_engine the whole ``LLM.step``, scheduling, sampling and text included.
+
+    pp512        a prompt of 512 random tokens from an empty context
+    tg128        128 tokens, one a step, from a single token
+    tg128@4096   the same after a context of 4096 tokens
+    tg128x8      the same for 8 sequences at once, tokens of all of them together
+    load         from the path to the first token, compiled kernels in the cache
+    memory       peak resident set of the process after the tests of a single sequence
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import resource
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from perf import machine
+from perf.make_formats import FORMATS, model_file
+
+DEPTH = 4096
+CONTEXT_LEN = {1: DEPTH + 256, 8: 512}  # tokens a sequence, by the number of sequences
+VOCAB_SIZE = 49152
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One line of the comparison."""
+
+    name: str
+    prompt_tokens: int = 0
+    gen_tokens: int = 0
+    depth: int = 0
+    batch: int = 1
+
+
+TESTS = (
+    Test("pp512", prompt_tokens=512),
+    Test("tg128", gen_tokens=128),
+    Test("tg128@4096", gen_tokens=128, depth=DEPTH),
+    Test("tg128x8", gen_tokens=128, batch=8),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--tests", nargs="+", choices=[test.name for test in TESTS], default=[t.name for t in TESTS])
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--name", default="compare_llama_cpp", help="the result's file name in perf/results")
+    arguments = parser.parse_args()
+    tests = [test for test in TESTS if test.name in arguments.tests]
+    result: dict[str, Any] = machine.describe() | {"threads": arguments.threads, "repetitions": arguments.repetitions}
+    result["rows"] = [
+        row
+        for label in arguments.formats
+        for row in compare(label, tests, num_threads=arguments.threads, repetitions=arguments.repetitions)
+    ]
+    file = Path(__file__).parent / "results" / f"{arguments.name}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    Console(width=120).print(ratio_table(result["rows"]))
+    print(file)
+
+
+def compare(label: str, tests: list[Test], *, num_threads: int, repetitions: int) -> list[dict[str, Any]]:
+    """Rows of one format; ``ratio`` above 1 means that numba_engine is better."""
+    rows = []
+    for batch in sorted({test.batch for test in tests}):
+        engines = [EngineProcess(kind, model_file(label), num_threads, batch) for kind in (NumbaEngine, LlamaCpp)]
+        try:
+            load_s = [[engine.ask("load")] for engine in engines]
+            for test in (test for test in tests if test.batch == batch):
+                rows.append(
+                    _row(label, test.name, "tok/s", *_take_turns(engines, test, repetitions), more_is_better=True)
+                )
+            peaks_mb = [[engine.ask("peak_memory_mb")] for engine in engines]
+        finally:
+            for engine in engines:
+                engine.close()
+        if batch == 1:
+            rows.append(_row(label, "load", "s", *load_s, more_is_better=False))
+            rows.append(_row(label, "memory", "MB", *peaks_mb, more_is_better=False))
+    return rows
+
+
+def _take_turns(engines: list[EngineProcess], test: Test, repetitions: int) -> list[list[float]]:
+    """Rates of each engine, after one repetition to warm up."""
+    rates: list[list[float]] = [[] for _ in engines]
+    for _ in range(1 + repetitions):
+        for engine, own in zip(engines, rates, strict=True):
+            own.append(engine.ask("run", test))
+    return [own[1:] for own in rates]
+
+
+def _row(
+    label: str, test: str, unit: str, ours: list[float], theirs: list[float], *, more_is_better: bool
+) -> dict[str, Any]:
+    ratio = median(ours) / median(theirs)
+    return {
+        "format": label,
+        "test": test,
+        "unit": unit,
+        "numba_engine": {"median": median(ours), "all": ours},
+        "llama_cpp": {"median": median(theirs), "all": theirs},
+        "ratio": ratio if more_is_better else 1 / ratio,
+    }
+
+
+def ratio_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="numba_engine against llama.cpp (medians; a ratio above 1 is better than llama.cpp)")
+    for header in ("format", "test", "unit"):
+        table.add_column(header)
+    for header in ("numba_engine", "llama.cpp", "ratio"):
+        table.add_column(header, justify="right")
+    for row in rows:
+        ours, theirs = row["numba_engine"]["median"], row["llama_cpp"]["median"]
+        cells = (f"{ours:.2f}", f"{theirs:.2f}", f"{row['ratio']:.2f}")
+        table.add_row(row["format"], row["test"], row["unit"], *cells)
+    return table
+
+
+# ---- the engines, each in its process ------------------------------------------------------------------------------
+
+
+class Engine(ABC):
+    """What both are asked for."""
+
+    def __init__(self, file: Path, num_threads: int, max_seqs: int) -> None:
+        self.file = file
+        self.num_threads = num_threads
+        self.max_seqs = max_seqs
+        self.context_len = CONTEXT_LEN[max_seqs]
+
+    def run(self, test: Test) -> float:
+        """Tokens per second of one repetition."""
+        if test.prompt_tokens:
+            return test.prompt_tokens / self.prefill_s(_random_tokens(test.prompt_tokens))
+        return test.batch * test.gen_tokens / self.decode_s(test)
+
+    def peak_memory_mb(self) -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+    @abstractmethod
+    def load(self) -> float:
+        """Load, and give the seconds to the first token."""
+
+    @abstractmethod
+    def prefill_s(self, prompt: list[int]) -> float: ...
+
+    @abstractmethod
+    def decode_s(self, test: Test) -> float: ...
+
+
+class NumbaEngine(Engine):
+    """Through the public API; every step is timed whole."""
+
+    def load(self) -> float:
+        from numba_engine import LLM, EngineConfig, SamplingParams
+
+        start = time.perf_counter()
+        self.llm = LLM(
+            str(self.file),
+            EngineConfig(
+                backend="cpu",
+                num_threads=self.num_threads,
+                max_num_seqs=self.max_seqs,
+                max_model_len=self.context_len,
+            ),
+        )
+        self.llm.generate([[1]], SamplingParams(temperature=0.0, max_tokens=1))
+        return time.perf_counter() - start
+
+    def prefill_s(self, prompt: list[int]) -> float:
+        self._add("prompt", prompt, max_tokens=1)
+        start = time.perf_counter()
+        while self.llm.has_unfinished:
+            self.llm.step()
+        return time.perf_counter() - start
+
+    def decode_s(self, test: Test) -> float:
+        names = [f"sequence {i}" for i in range(test.batch)]
+        for i, name in enumerate(names):
+            # The same deep context each time: the prefix cache then spares its prefill, which is not timed.
+            self._add(name, _deep_context(test.depth) if test.depth else [i + 1], max_tokens=None)
+        unstarted = set(names) if test.depth else set()
+        while unstarted:
+            unstarted -= {output.request_id for output in self.llm.step()}
+        start = time.perf_counter()
+        for _ in range(test.gen_tokens):
+            self.llm.step()
+        time_s = time.perf_counter() - start
+        for name in names:
+            self.llm.abort(name)
+        return time_s
+
+    def _add(self, name: str, prompt: list[int], *, max_tokens: int | None) -> None:
+        from numba_engine import SamplingParams
+
+        self.llm.add_request(name, prompt, SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True))
+
+
+class LlamaCpp(Engine):
+    """Through the C API; only its forward passes are timed."""
+
+    def load(self) -> float:
+        from perf.llama_cpp_model import LlamaCppModel
+
+        start = time.perf_counter()
+        self.model = LlamaCppModel(
+            self.file, num_threads=self.num_threads, context_len=self.context_len, max_seqs=self.max_seqs
+        )
+        self.model.prefill([1])
+        self.depth = 0
+        return time.perf_counter() - start
+
+    def prefill_s(self, prompt: list[int]) -> float:
+        self.model.forget()
+        self.depth = 0
+        start = time.perf_counter()
+        self.model.prefill(prompt)
+        return time.perf_counter() - start
+
+    def decode_s(self, test: Test) -> float:
+        if test.depth and self.depth != test.depth:
+            self.model.forget()
+            self.model.prefill(_deep_context(test.depth))
+        self.depth = test.depth
+        self.model.forget(from_position=test.depth)
+        tokens = _random_tokens(test.gen_tokens)
+        start = time.perf_counter()
+        for i, token in enumerate(tokens):
+            self.model.decode([(token, test.depth + i, sequence, True) for sequence in range(test.batch)])
+        return time.perf_counter() - start
+
+
+class EngineProcess:
+    """An engine in a process of its own, which sleeps unless it is asked something."""
+
+    def __init__(self, kind: type[Engine], file: Path, num_threads: int, max_seqs: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(kind, file, num_threads, max_seqs, other), daemon=True)
+        self._process.start()
+        other.close()
+
+    def ask(self, method: str, *arguments: Any) -> float:
+        self._pipe.send((method, arguments))
+        answer = self._pipe.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+        return float(answer)
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join()
+
+
+def _serve(kind: type[Engine], file: Path, num_threads: int, max_seqs: int, pipe: Connection) -> None:
+    engine = kind(file, num_threads, max_seqs)
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer: float | str = getattr(engine, method)(*arguments)
+        except Exception as error:
+            answer = f"{kind.__name__}.{method}: {type(error).__name__}: {error}"
+        pipe.send(answer)
+
+
+def _random_tokens(count: int) -> list[int]:
+    return random.choices(range(VOCAB_SIZE), k=count)
+
+
+def _deep_context(depth: int) -> list[int]:
+    return random.Random(depth).choices(range(VOCAB_SIZE), k=depth)
+
+
+if __name__ == "__main__":
+    main()
