@@ -37,7 +37,8 @@ class _Group(click.Group):
             if isinstance(error, NumbaEngineError | OSError):
                 raise _UserError(str(error)) from error
             hint = "" if ctx.params.get("debug") else "; numba-engine --debug … shows where"
-            raise _Bug(f"this is a bug: {type(error).__name__}: {error}{hint}") from error
+            first_line = str(error).partition("\n")[0]
+            raise _Bug(f"this is a bug: {type(error).__name__}: {first_line}{hint}") from error
 
 
 @click.group(cls=_Group, context_settings={"auto_envvar_prefix": "NUMBA_ENGINE", "max_content_width": 110})
