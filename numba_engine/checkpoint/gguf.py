@@ -45,12 +45,11 @@ _SCALARS = {
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins as a GGUF file does, whatever its name."""
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == GGUF_MAGIC.to_bytes(4, "little")
-    except OSError:
+    """Whether it is a regular file that begins as a GGUF file does, whatever its name. Raises OSError."""
+    if not path.is_file():  # opening a pipe would wait for its other end
         return False
+    with path.open("rb") as file:
+        return file.read(4) == GGUF_MAGIC.to_bytes(4, "little")
 
 
 def open_gguf(path: Path) -> Checkpoint:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -181,9 +182,11 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, too large, not JSON, or not an object.
     """
     try:
-        size = path.stat().st_size
-        if size > _MAX_JSON_BYTES:
-            raise CheckpointError(f"is {size} bytes; at most {_MAX_JSON_BYTES} are read", file=str(path))
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError("is not a regular file", file=str(path))
+        if status.st_size > _MAX_JSON_BYTES:
+            raise CheckpointError(f"is {status.st_size} bytes; at most {_MAX_JSON_BYTES} are read", file=str(path))
         return _parse_object(path.read_bytes(), str(path))
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}", file=str(path)) from None
