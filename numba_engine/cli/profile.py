@@ -68,9 +68,9 @@ def profile(
     if as_json:
         click.echo(json.dumps(profile_as_json(llm.model_info, steps, summary), ensure_ascii=False))
         return
-    console = Console(width=max(Console().width, 110))
-    console.print(_title(llm.model_info), highlight=False, markup=False)
-    console.print(summary_table(summary))
+    click.echo(_title(llm.model_info))
+    # A table that is narrower than its numbers would drop some of them where stdout is a pipe of "80 columns".
+    Console(width=max(Console().width, 110)).print(summary_table(summary))
 
 
 def _measured_steps(llm: LLM) -> Iterator[StepProfile]:
@@ -85,6 +85,6 @@ def _title(info: ModelInfo) -> str:
     formats = ", ".join(info.weight_formats)
     return (
         f"{info.name} ({info.architecture}, {format_count(info.num_parameters)} parameters, "
-        f"{format_bytes(info.weight_bytes)} as {formats}) on {info.backend}: {info.device_name}, "
-        f"{info.num_threads} threads, {info.activation_dtype} activations"
+        f"{format_bytes(info.weight_bytes)} as {formats}) on {info.backend}: {info.device_name}; "
+        f"{info.activation_dtype} activations, {info.kv_cache_dtype} KV cache"
     )

@@ -24,7 +24,7 @@ def test_profile_prints_model_ops_and_limit(run: Run, llms: list[FakeLLM]) -> No
     assert (result.exit_code, result.stderr) == (0, "")
     first = result.stdout.splitlines()[0]
     assert first == (
-        "tiny (llama, 134.5 M parameters, 98.0 MB as Q4_1, Q8_0) on cpu: EPYC, 2 threads, int8 activations"
+        "tiny (llama, 134.5 M parameters, 98.0 MB as Q4_1, Q8_0) on cpu: EPYC; int8 activations, float16 KV cache"
     )
     assert "linear" in result.stdout
     assert "250.0 tok/s" in result.stdout

@@ -202,7 +202,7 @@ def test_profile_table(run: Run, service: FakeService) -> None:
     assert lines[2].split()[:6] == ["1", "0", "1", "5.00", "60.0", "12.0"]
     assert "' word1\\n'" in lines[2]
     assert "tiny (llama, 135 M parameters, 98.0 MB as Q4_1, Q8_0)" in out
-    assert "on cpu: EPYC, 2 threads; times by host clock, bytes by formula" in out
+    assert "on cpu: EPYC; times by host clock, bytes by formula" in out
     rows = {line.split()[0]: line.split() for line in lines if line[:1].isalpha()}
     assert rows["linear"][1:7] == ["15", "3.000", "60.00", "20.0", "120.0", "60.0%"]
     assert rows["host"][1] == "20.0%"

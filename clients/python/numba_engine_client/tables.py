@@ -66,7 +66,7 @@ def profile_table(device: pb.ProfiledDevice, model: pb.ProfiledModel, summary: p
             "",
             f"{model.name} ({model.architecture}, {model.num_parameters / 1e6:,.0f} M parameters, "
             f"{model.weight_bytes / 1e6:,.1f} MB as {', '.join(model.weight_formats)})",
-            f"on {device.backend}: {device.name}, {device.num_threads} threads; times by {clock}, bytes by formula",
+            f"on {device.backend}: {device.name}; times by {clock}, bytes by formula",
             "",
             *_aligned(rows),
             "",
