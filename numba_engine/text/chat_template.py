@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ from numba_engine.errors import CheckpointError, FieldViolation, InvalidRequestE
 
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_RENDERED_CHARS = 16 << 20
-_MAX_STEPS = 1_000_000  # loop rounds and calls of one rendering; a message takes some tens
+_MAX_STEPS = 500_000  # loop rounds and calls of one rendering; a message takes some tens
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
@@ -122,8 +123,6 @@ def _tojson(
     value: object, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Plain JSON; Jinja's own filter escapes it for HTML."""
-    if indent is not None:
-        _check_size(len(indent) if isinstance(indent, str) else int(indent), _MAX_INDENT)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -142,12 +141,11 @@ class _Generation(Extension):
 
 _BUDGET = "__budget__"
 _COUNTED, _BOUNDED = "__counted__", "__bounded__"
-_MAX_INDENT = 64
+_MAX_NUMBER = 64  # of columns to pad or indent by
 _MAX_INT_BITS = 4096
-# Each of these makes text of a size that is a number in its arguments; no chat template needs them.
-_REMOVED_FILTERS = ("center", "format", "indent", "batch", "slice", "wordwrap", "urlize")
-_REMOVED_GLOBALS = ("lipsum", "cycler", "joiner")
-_REMOVED_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "translate", "format", "format_map"})
+_FILTERS_THAT_PAD = ("center", "indent", "batch", "slice")
+_METHODS_THAT_PAD = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "translate", "format_map"})
+_WIDE_FORMAT = re.compile(r"\d{3}|\*|\{[^}]*\{")  # a width of three digits, or one that is an argument
 
 
 class _Budget:
@@ -169,11 +167,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
-        for name in _REMOVED_FILTERS:
-            del self.filters[name]
-        for name in _REMOVED_GLOBALS:
-            del self.globals[name]
-        self.filters |= {"tojson": _tojson, "join": _join, "replace": _replace, _COUNTED: _counted, _BOUNDED: _bounded}
+        del self.globals["lipsum"]  # as much text as a number says
+        self.filters |= {name: _with_small_numbers(self.filters[name]) for name in _FILTERS_THAT_PAD}
+        self.filters |= {"tojson": _with_small_numbers(_tojson), "format": _format, "join": _join, "replace": _replace}
+        self.filters |= {_COUNTED: _counted, _BOUNDED: _bounded}
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
@@ -185,9 +182,15 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return self.from_string(_Limits().visit(self.parse(source)))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and attr in _REMOVED_METHODS:
+        if isinstance(obj, str) and attr in _METHODS_THAT_PAD:
             return False
         return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_format(value.__self__)
+        return wrapped
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         _budget(__context)._spend(1)
@@ -210,7 +213,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 if isinstance(left, int) and isinstance(right, int):
                     _check_size(left.bit_length() * right, _MAX_INT_BITS)
             case "%" if isinstance(left, str):
-                raise SecurityError("text formatting with % is not available")
+                _check_format(left)
         return _bounded(super().call_binop(context, operator, left, right))
 
 
@@ -233,7 +236,7 @@ class _SafeNamespace(Namespace):
     def __init__(self, /, *args: Any, **kwargs: Any) -> None:
         values = dict(*args, **kwargs)
         for name in values:
-            self._check(name)
+            _SafeNamespace._check(name)
         super().__init__(values)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -284,6 +287,27 @@ def _replace(text: object, old: object, new: object, count: int | None = None) -
     count = -1 if count is None else count
     _check_replace(str(text), str(old), str(new), count)
     return str(text).replace(str(old), str(new), count)
+
+
+def _format(text: object, *args: Any, **kwargs: Any) -> str:
+    _check_format(str(text))
+    return filters.do_format(str(text), *args, **kwargs)
+
+
+def _with_small_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, int):
+                _check_size(value, _MAX_NUMBER)
+        return _bounded(function(*args, **kwargs))
+
+    return limited
+
+
+def _check_format(text: str) -> None:
+    if _WIDE_FORMAT.search(text):
+        raise SecurityError(f"{text!r:.80} may pad text to any width")
 
 
 def _check_join(parts: Sequence[object], separator: str) -> None:

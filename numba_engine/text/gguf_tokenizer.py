@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 
 from numba_engine.errors import CheckpointError, UnsupportedModelError
 from numba_engine.text.chat_template import ChatTemplate
-from numba_engine.text.hf_tokenizer import surround_with
 from numba_engine.text.parts import TokenizerParts
 
 _SPACE = "▁"  # how SentencePiece writes a space
@@ -66,7 +66,7 @@ def read_gguf_tokenizer(file: Path, metadata: Mapping[str, Any]) -> TokenizerPar
             keys.fail(
                 f"tokenizer.ggml.{name}_token_id is missing, and the tokenizer is to add that token to every text"
             )
-    backend.post_processor = surround_with(
+    backend.post_processor = _surround_with(
         backend,
         bos=vocabulary.tokens[bos_id] if adds_bos and bos_id is not None else None,
         eos=vocabulary.tokens[eos_id] if adds_eos and eos_id is not None else None,
@@ -115,6 +115,22 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) 
             AddedToken(vocabulary.tokens[i], special=vocabulary.types[i] in structure, normalized=False)
             for i in vocabulary.of_type(*structure, TokenType.USER_DEFINED)
         ]
+    )
+
+
+def _surround_with(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> TemplateProcessing:
+    """A post-processor that puts these tokens of ``backend`` around every text."""
+    # Named B and E here: the library's template language gives some characters of real tokens a meaning.
+    tokens = {"B": bos, "E": eos}
+    single = [name for name, token in (("B", bos), ("$A", "the text"), ("E", eos)) if token is not None]
+    return TemplateProcessing(
+        single=single,
+        pair=[*single, "$B"],  # asked for by the library, not used
+        special_tokens=[
+            {"id": name, "ids": [backend.token_to_id(token)], "tokens": [token]}
+            for name, token in tokens.items()
+            if token is not None
+        ],
     )
 
 

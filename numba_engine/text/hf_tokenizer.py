@@ -9,7 +9,6 @@ from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
-from tokenizers.processors import TemplateProcessing
 
 from numba_engine.errors import CheckpointError
 from numba_engine.text.chat_template import ChatTemplate
@@ -20,7 +19,10 @@ _MAX_JSON_BYTES = 256 << 20  # the largest published tokenizer.json is about 35 
 
 
 def read_hf_tokenizer(directory: Path) -> TokenizerParts:
-    """The tokenizer of ``directory``: tokenizer.json, completed from tokenizer_config.json as transformers does.
+    """The tokenizer of ``directory``: tokenizer.json, completed from tokenizer_config.json as transformers 5 does.
+
+    Whether BOS is put in front of texts is what tokenizer.json says; ``add_bos_token`` of the configuration, which
+    transformers also ignores where there is a tokenizer.json, has no say.
 
     Raises:
         CheckpointError: tokenizer.json is missing, or one of the files is malformed.
@@ -35,12 +37,13 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
     backend = _parse_tokenizer(file)
     config_file = directory / "tokenizer_config.json"
     config = _read_json_object(config_file) if config_file.is_file() else {}
+    if "added_tokens_decoder" not in config and (map_file := directory / "special_tokens_map.json").is_file():
+        config |= _read_json_object(map_file)  # where configurations kept these tokens until 2023
     named = {key: token for key in _NAMED_SPECIAL_TOKENS if (token := _token(config, key, config_file)) is not None}
     _add_missing_tokens(backend, config, named, config_file)
     # transformers cuts and pads only when asked to; tokenizer.json may hold what it was trained with.
     backend.no_truncation()
     backend.no_padding()
-    _set_bos_and_eos(backend, config, named)
     bos = named.get("bos_token")
     template = _chat_template(directory, config, config_file)
     return TokenizerParts(
@@ -77,41 +80,15 @@ def _add_missing_tokens(
     wanted = [_as_token(token, f"added_tokens_decoder[{key!r}]", file) for key, token in by_id]
     wanted += [_special(token) for token in named.values()]
     for key in ("additional_special_tokens", "extra_special_tokens"):
-        extra = config.get(key) or ()
-        items = extra.values() if isinstance(extra, dict) else extra
+        extra = config.get(key) or []
+        items = list(extra.values()) if isinstance(extra, dict) else extra
+        if not isinstance(items, list):
+            raise CheckpointError(f"{key} must be a list of tokens, got {extra!r:.80}", file=str(file))
         wanted += [_special(_as_token(token, key, file)) for token in items]
     for token in wanted:
         if token.content not in known:
             backend.add_tokens([token])
             known.add(token.content)
-
-
-def _set_bos_and_eos(backend: tokenizers.Tokenizer, config: Mapping[str, Any], named: Mapping[str, AddedToken]) -> None:
-    """``add_bos_token`` and ``add_eos_token``, once one of them is given, replace what tokenizer.json adds."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-
-    def wanted(name: str) -> str | None:
-        token = named.get(f"{name}_token")
-        return token.content if token is not None and config.get(f"add_{name}_token") else None
-
-    backend.post_processor = surround_with(backend, bos=wanted("bos"), eos=wanted("eos"))
-
-
-def surround_with(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> TemplateProcessing:
-    """A post-processor that puts these tokens of ``backend`` around every text."""
-    # Named B and E here: the library's template language gives some characters of real tokens a meaning.
-    tokens = {"B": bos, "E": eos}
-    single = [name for name, token in (("B", bos), ("$A", "the text"), ("E", eos)) if token is not None]
-    return TemplateProcessing(
-        single=single,
-        pair=[*single, "$B"],  # asked for by the library, not used
-        special_tokens=[
-            {"id": name, "ids": [backend.token_to_id(token)], "tokens": [token]}
-            for name, token in tokens.items()
-            if token is not None
-        ],
-    )
 
 
 def _chat_template(directory: Path, config: Mapping[str, Any], config_file: Path) -> tuple[str, Path] | None:
