@@ -73,9 +73,9 @@ class ModelConfig:
             CheckpointError: a number is missing, of the wrong type, out of range, or contradicts another.
             UnsupportedModelError: the model needs something the engine does not have.
         """
-        config = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_huggingface(checkpoint)
-        _check_agreement(config, str(checkpoint.path))
-        return config
+        if checkpoint.kind == "gguf":
+            return _checked_agreement(_from_gguf(checkpoint), str(checkpoint.path))
+        return _checked_agreement(_from_huggingface(checkpoint), str(checkpoint.path / "config.json"))
 
 
 def default_sampling(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -369,7 +369,7 @@ def _gguf_eos_token_ids(tokenizer: _Fields, vocab_size: int) -> tuple[int, ...]:
 # ---- checks of both --------------------------------------------------------------------------------------------------
 
 
-def _check_agreement(config: ModelConfig, file: str) -> None:
+def _checked_agreement(config: ModelConfig, file: str) -> ModelConfig:
     if config.num_heads % config.num_kv_heads:
         raise CheckpointError(
             f"{config.num_heads} attention heads cannot share {config.num_kv_heads} key-value heads evenly", file=file
@@ -380,6 +380,7 @@ def _check_agreement(config: ModelConfig, file: str) -> None:
         raise CheckpointError(
             f"{config.num_heads} heads of {config.head_dim} are wider than the limit of {_MAX_SIZE}", file=file
         )
+    return config
 
 
 def _supported(field: str, value: object, names: Mapping[str, str], file: str) -> str:

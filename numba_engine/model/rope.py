@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from numba_engine.backends.base import Backend, RopeTable
-from numba_engine.model.config import Llama3RopeScaling, ModelConfig, RopeFrequencyDivisors, RopeFrequencyDivisors
+from numba_engine.model.config import Llama3RopeScaling, ModelConfig, RopeFrequencyDivisors
 
 
 def build_rope_table(config: ModelConfig, max_model_len: int, backend: Backend) -> RopeTable:

@@ -84,7 +84,9 @@ def _load_layer(loader: _Loader, config: ModelConfig, layer: str) -> LayerWeight
     return LayerWeights(
         input_norm=loader.vector(layer + "input_norm"),
         qkv_proj=loader.matrix(layer + "qkv_proj", layer + "q_proj", layer + "k_proj", layer + "v_proj"),
-        qkv_bias=loader.vector(layer + "q_bias", layer + "k_bias", layer + "v_bias") if config.has_qkv_bias else None,
+        qkv_bias=loader.vector(layer + "qkv_bias", layer + "q_bias", layer + "k_bias", layer + "v_bias")
+        if config.has_qkv_bias
+        else None,
         q_norm=loader.vector(layer + "q_norm") if config.has_qk_norm else None,
         k_norm=loader.vector(layer + "k_norm") if config.has_qk_norm else None,
         o_proj=loader.matrix(layer + "o_proj", layer + "o_proj"),
