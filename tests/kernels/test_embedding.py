@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.storage import StorageFormat, dequantize, quantize
+from tests.reference import ops as reference
+
+
+@pytest.mark.parametrize("format", list(StorageFormat), ids=lambda f: f.label)
+def test_equals_the_reference(backend: CpuBackend, rng: np.random.Generator, format: StorageFormat) -> None:
+    for vocab, hidden in ((257, 96), (7, 32)) if format.is_quantized else ((257, 33), (1, 1)):
+        tensor = quantize("embed", rng.standard_normal((vocab, hidden), dtype=np.float32), format)
+        table = backend.load_weight("embed", [tensor])
+        for num_tokens in (1, 33):
+            token_ids = rng.integers(0, vocab, num_tokens).astype(np.int32)
+            token_ids[-1] = vocab - 1
+            out = np.empty((num_tokens, hidden), dtype=np.float32)
+            backend.embedding(out, token_ids, table)
+            assert np.array_equal(out, reference.embedding(token_ids, dequantize(tensor)))
