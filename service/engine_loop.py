@@ -341,9 +341,10 @@ class EngineLoop:
             while not self._stopping:
                 self._heartbeat = time.monotonic()
                 self._engine_take_commands(llm)
+                self.stats = llm.stats
                 if llm.has_unfinished:
                     self._engine_step(llm)
-                self.stats = llm.stats
+                    self.stats = llm.stats
         except BaseException as error:
             # Nothing may die silently here, whatever it is: people wait for this thread's answers.
             if not isinstance(error, NumbaEngineError):

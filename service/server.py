@@ -173,7 +173,7 @@ def _grpc_options(config: ServiceConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        # More than in flight at most, so that a flood on one connection is refused here and does not wait at the client.
+        # More than in flight at most, so that a flood on one connection is refused here and does not wait there.
         ("grpc.max_concurrent_streams", config.max_in_flight + 128),
         # Without this two servers can share a port, and each gets half of the calls.
         ("grpc.so_reuseport", 0),

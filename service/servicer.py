@@ -212,7 +212,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         is_bug = kind.code is grpc.StatusCode.INTERNAL
         trace = error if is_bug and not isinstance(error, EngineFailedError) else None  # which the engine logged once
         if record:
-            record.note(error=kind.reason, message=str(error))
+            record.note(reason=kind.reason, message=str(error))
             record.end(kind.outcome, level=logging.ERROR if is_bug else logging.INFO, error=trace)
         elif is_bug:
             log(logging.ERROR, "failed", error=trace, request_id=request_id, rpc=type(request).__name__)
