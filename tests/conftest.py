@@ -28,6 +28,15 @@ def demo_path() -> Path:
         pytest.skip(f"the demo model cannot be fetched: {error}")
 
 
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random llama in Q8_0, with a tokenizer and a chat template."""
+    from numba_engine.storage import StorageFormat
+    from tests.tiny_models import TinyModel, write_gguf
+
+    return write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TinyModel(), format=StorageFormat.Q8_0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("cuda")]
     reason = _why_no_gpu() if on_gpu else None
