@@ -298,9 +298,14 @@ def write_gguf(
 def gguf_name(hf_name: str) -> str:
     """A tensor's name in GGUF, as the gguf package maps it."""
     base, _, suffix = hf_name.rpartition(".")
-    mapped = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 64).get_name(base)
+    mapped = _gguf_names().get_name(base)
     assert mapped is not None, hf_name
     return f"{mapped}.{suffix}"
+
+
+@cache
+def _gguf_names() -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 64)  # of ours, the one that has them all
 
 
 def interleave_rows(values: np.ndarray, num_heads: int) -> np.ndarray:

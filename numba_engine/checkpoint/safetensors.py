@@ -48,11 +48,19 @@ def open_huggingface(directory: Path) -> Checkpoint:
     return Checkpoint(
         "hf",
         directory,
-        name=directory.resolve().name,
+        name=_model_name(directory.resolve()),
         config=config,
         generation_config=generation_config,
         tensors=tensors,
     )
+
+
+def _model_name(directory: Path) -> str:
+    """The directory's name; in the Hugging Face cache, ``models--owner--name/snapshots/<revision>``, owner/name."""
+    repository = directory.parent.parent.name
+    if directory.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/", 1)
+    return directory.name
 
 
 def _why_no_weights(directory: Path) -> str:

@@ -265,8 +265,9 @@ _GGUF_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "embedding_scale": (0.0, 1.0),
     "logit_scale": (0.0, 1.0),
     "residual_scale": (0.0, 1.0),
+    "rope.scaling.type": ("none", "linear"),  # linear by its factor, below
+    "rope.scaling.factor": (0.0, 1.0),
     "rope.scale_linear": (0.0, 1.0),
-    "rope.scaling.type": ("none",),
     "use_parallel_residual": (False,),
 }
 """Keys that change what these architectures compute, with the values that do not."""

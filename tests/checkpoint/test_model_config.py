@@ -349,7 +349,8 @@ def test_gguf_defaults() -> None:
 def test_gguf_neutral_values_are_accepted() -> None:
     neutral = {
         "llama.expert_count": 0,
-        "llama.rope.scaling.type": "none",
+        "llama.rope.scaling.type": "linear",
+        "llama.rope.scaling.factor": 1.0,
         "llama.attention.causal": True,
         "llama.logit_scale": 1.0,
         "llama.attention.sliding_window": 0,
@@ -369,7 +370,12 @@ def test_gguf_neutral_values_are_accepted() -> None:
         ({"general.architecture": 5}, "general.architecture", 5),
         ({"llama.expert_count": 8}, "llama.expert_count", 8),
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type", "yarn"),
-        ({"llama.rope.scaling.type": "linear"}, "llama.rope.scaling.type", "linear"),
+        (
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+            "llama.rope.scaling.factor",
+            4.0,
+        ),
+        ({"llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.factor", 4.0),
         ({"llama.rope.scale_linear": 2.0}, "llama.rope.scale_linear", 2.0),
         ({"llama.attention.causal": False}, "llama.attention.causal", False),
         ({"llama.final_logit_softcapping": 30.0}, "llama.final_logit_softcapping", 30.0),

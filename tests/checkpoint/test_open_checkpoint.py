@@ -22,6 +22,12 @@ def test_a_directory(tmp_path: Path) -> None:
         assert len(checkpoint.tensors) == 21
 
 
+def test_a_snapshot_in_the_hugging_face_cache_is_named_by_its_repository(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--Qwen--Qwen3-0.6B--x" / "snapshots" / "c1899de289a04d12100db370d81485cdf75e47ca"
+    with open_checkpoint(str(write_hf(snapshot, TinyModel("qwen3")))) as checkpoint:
+        assert checkpoint.name == "Qwen/Qwen3-0.6B--x"
+
+
 def test_a_directory_without_generation_config(tmp_path: Path) -> None:
     write_hf(tmp_path, TinyModel())
     (tmp_path / "generation_config.json").unlink()
