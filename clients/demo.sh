@@ -2,8 +2,16 @@
 # The whole journey on one screen: fetch a small model, serve it, stream a chat and a profile, stop. `make demo` runs it.
 set -euo pipefail
 
+say() {
+  printf '\n\033[1m$'
+  for word in "$@"; do
+    case "$word" in *\ *) printf ' "%s"' "$word" ;; *) printf ' %s' "$word" ;; esac
+  done
+  printf '\033[0m\n'
+}
+
 run() {
-  printf '\n\033[1m$ %s\033[0m\n' "$*"
+  say "$@"
   "$@"
 }
 
@@ -30,7 +38,7 @@ trap 'exit 130' INT TERM
 
 run numba-engine fetch-demo
 
-printf '\n\033[1m$ numba-engine serve demo --port %s &\033[0m\n' "$port"
+say numba-engine serve demo --port "$port" "&"
 numba-engine serve demo --port "$port" >"$log" 2>&1 &
 server=$!
 until numba-engine-client wait --target "$target" --for 5 2>/dev/null; do

@@ -171,7 +171,6 @@ def test_refused_request_names_field_and_request(run: Run, service: FakeService)
     assert (code, out) == (2, "")
     assert err.splitlines() == [
         "error: INVALID_ARGUMENT: sampling.top_p: too low",
-        "  sampling.top_p: too low",
         "  request id: req-17",
     ]
 

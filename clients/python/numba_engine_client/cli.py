@@ -40,7 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except InferenceError as error:
-        _complain(str(error), *(f"  {v.field}: {v.description}" for v in error.violations))
+        _complain(str(error))
+        for violation in error.violations:
+            if violation.description not in error.message:
+                _complain(f"  {violation.field}: {violation.description}")
         if error.request_id:
             _complain(f"  request id: {error.request_id}")
         if error.retry_delay_s is not None:
@@ -54,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _complain(message: str, *more: str) -> None:
-    print(f"error: {message}" if not message.startswith(" ") else message, *more, sep="\n", file=sys.stderr)
+def _complain(message: str) -> None:
+    print(message if message.startswith(" ") else f"error: {message}", file=sys.stderr)
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------
