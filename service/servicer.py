@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -163,7 +163,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         except TimeoutError:
             raise SlowClientError.stalled(self._config.stalled_client_s) from None
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _request(
         self, rpc: str, request: api.GenerateRequest | api.ProfileRequest, context: _Context
     ) -> AsyncIterator[RequestRecord]:
@@ -175,7 +175,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
             translate.to_request_id(request_id)
             yield record
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _answering(
         self, context: _Context, request_id: str, request: Any, record: RequestRecord | None = None
     ) -> AsyncIterator[None]:
@@ -204,7 +204,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
 
     async def _refuse(
         self, context: _Context, request_id: str, request: Any, error: Exception, record: RequestRecord | None
-    ) -> NoReturn:
+    ) -> None:
         """Ends the call with the error's status. Bugs are logged whole; the client gets the id to find them by."""
         if isinstance(error, InvalidRequestError):
             error = translate.in_fields_of(request, error)
@@ -216,7 +216,10 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
             record.end(kind.outcome, level=logging.ERROR if is_bug else logging.INFO, error=trace)
         elif is_bug:
             log(logging.ERROR, "failed", error=trace, request_id=request_id, rpc=type(request).__name__)
-        await context.abort_with_status(translate.to_grpc_status(error, request_id))
+        # The status waits behind what the client has not read; to one that never reads again it is not worth a place.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.stalled_client_s):
+                await context.abort_with_status(translate.to_grpc_status(error, request_id))
 
 
 def _new_id() -> str:

@@ -53,8 +53,7 @@ class Served:
         """The same with a gated engine, which is let take one step after the other until then."""
         while not condition(status := await self.status()):
             self.llm.allow(1)
-            steps = status.engine.num_steps
-            await self.until(lambda status: status.engine.num_steps > steps)
+            await self.until(lambda now, before=status: now.engine.num_steps > before.engine.num_steps)
         return status
 
     async def until_ready(self) -> None:

@@ -40,12 +40,14 @@ def details_of(error: grpc.aio.AioRpcError) -> dict[str, Any]:
 
 
 async def failure_of(call: Any) -> grpc.aio.AioRpcError:
+    answer = _whole(call) if hasattr(call, "read") else call
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        if hasattr(call, "read"):
-            [_ async for _ in rest_of(call)]
-        else:
-            await call
+        await answer
     return caught.value
+
+
+async def _whole(call: Any) -> list[Any]:
+    return [response async for response in rest_of(call)]
 
 
 def violations(error: grpc.aio.AioRpcError) -> dict[str, str]:
