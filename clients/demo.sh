@@ -41,7 +41,7 @@ run numba-engine fetch-demo
 say numba-engine serve demo --port "$port" "&"
 numba-engine serve demo --port "$port" >"$log" 2>&1 &
 server=$!
-until numba-engine-client wait --target "$target" --for 5 2>/dev/null; do
+until numba-engine-client wait --target "$target" --for 2 2>/dev/null; do
   # A server that cannot start has ended: its status is the demo's.
   kill -0 "$server" 2>/dev/null || { wait "$server"; exit 1; }
 done
