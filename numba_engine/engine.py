@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from numba_engine.backends import create_backend
 from numba_engine.backends.base import Backend, Sampled
@@ -96,7 +96,15 @@ class LLM:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        """The text of the tokens. Rows of the vocabulary that the tokenizer has no token for stand for no text.
+
+        Raises:
+            InvalidRequestError: an id is not in the vocabulary.
+        """
+        if wrong := self._not_in_vocabulary("token_ids", token_ids):
+            raise InvalidRequestError(wrong)
+        known = [token_id for token_id in token_ids if token_id < self._tokenizer.vocab_size]
+        return self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation (``role`` and ``content`` each) up to where the assistant answers."""
@@ -109,23 +117,18 @@ class LLM:
             InvalidRequestError: naming each field that is wrong.
         """
         token_ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        vocab_size, max_len = self.model_info.vocab_size, self.model_info.max_model_len
-        bad: list[FieldViolation] = []
+        max_len = self.model_info.max_model_len
+        bad: list[FieldViolation | None] = []
         if not token_ids:
             bad.append(FieldViolation("prompt", "has no tokens; give at least one"))
         if len(token_ids) >= max_len:
             limit = f"is {len(token_ids)} tokens, but the context holds {max_len}, of which one is left for the output"
             bad.append(FieldViolation("prompt", limit))
-        for name, ids in (
-            ("prompt", token_ids),
-            ("sampling.stop_token_ids", params.stop_token_ids),
-            ("sampling.logit_bias", params.logit_bias),
-        ):
-            wrong = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), None)
-            if wrong is not None:
-                bad.append(FieldViolation(name, f"token id {wrong!r} is not in the vocabulary (0 to {vocab_size - 1})"))
-        if bad:
-            raise InvalidRequestError(*bad)
+        bad.append(self._not_in_vocabulary("prompt", token_ids))
+        bad.append(self._not_in_vocabulary("sampling.stop_token_ids", params.stop_token_ids))
+        bad.append(self._not_in_vocabulary("sampling.logit_bias", params.logit_bias))
+        if violations := [violation for violation in bad if violation]:
+            raise InvalidRequestError(*violations)
         return token_ids
 
     # ---- requests --------------------------------------------------------------------------------------------------
@@ -135,16 +138,15 @@ class LLM:
 
         Raises:
             InvalidRequestError: naming each field that is wrong, or that the id is in use.
-            QueueFullError: if ``max_waiting`` requests wait already.
+            QueueFullError: if ``max_num_seqs`` requests run and ``max_waiting`` wait already.
         """
         params = params or self.default_sampling
         if request_id in self._requests:
             raise InvalidRequestError(FieldViolation("request_id", f"{request_id!r} is in use"))
         token_ids = self.validate(prompt, params)
-        num_waiting = len(self._scheduler.waiting)
-        # A request that the next step can admit does not wait, so it passes even with max_waiting = 0.
-        if num_waiting >= self._config.max_waiting and (num_waiting or self._is_full):
-            raise QueueFullError(num_waiting, self._config.max_waiting, self._counters.seconds_per_request())
+        if not self._has_place:
+            waiting, limit = len(self._scheduler.waiting), self._config.max_waiting
+            raise QueueFullError(waiting, limit, self._counters.seconds_per_request())
         sequence = scheduling.Sequence(
             request_id,
             token_ids,
@@ -212,7 +214,7 @@ class LLM:
         waiting = next(queue, None)
         try:
             while waiting is not None or self.has_unfinished:
-                while waiting is not None and len(self._requests) < self._config.max_num_seqs:
+                while waiting is not None and self._has_place:
                     self.add_request(*waiting)
                     waiting = next(queue, None)
                 for output in self.step():
@@ -254,11 +256,19 @@ class LLM:
         self._recorder, self._ops = None, self._backend
         return summarize(self._profiled_steps, read_bandwidth_gbps=self._backend.read_bandwidth_gbps())
 
-    # ---- parts of a step -------------------------------------------------------------------------------------------
+    # ---- parts of the above ----------------------------------------------------------------------------------------
+
+    def _not_in_vocabulary(self, field: str, token_ids: Iterable[int]) -> FieldViolation | None:
+        vocab_size = self.model_info.vocab_size
+        wrong = next((i for i in token_ids if type(i) is not int or not 0 <= i < vocab_size), None)
+        if wrong is None:
+            return None
+        return FieldViolation(field, f"token id {wrong!r} is not in the vocabulary (0 to {vocab_size - 1})")
 
     @property
-    def _is_full(self) -> bool:
-        return len(self._scheduler.running) >= self._config.max_num_seqs
+    def _has_place(self) -> bool:
+        """In the next step or in the queue: ``max_waiting`` counts only those that find no place in the step."""
+        return len(self._requests) < self._config.max_num_seqs + self._config.max_waiting
 
     def _late_requests(self, now_s: float) -> list[Request]:
         return [request for request in self._requests.values() if request.is_late(now_s)]

@@ -171,14 +171,14 @@ def test_a_request_id_in_use_is_refused(llm: LLM) -> None:
 
 def test_a_full_queue_refuses_and_says_when_to_come_back(make_llm: MakeLLM) -> None:
     llm = make_llm(max_num_seqs=1, max_waiting=2)
-    for i in range(2):
+    for i in range(3):
         llm.add_request(str(i), PROMPT)
     with pytest.raises(QueueFullError) as caught:
-        llm.add_request("2", PROMPT)
+        llm.add_request("3", PROMPT)
     assert caught.value.retry_after_s > 0
-    llm.step()  # admits the first: a place is free
-    llm.add_request("2", PROMPT)
-    for i in range(3):
+    llm.abort("1")
+    llm.add_request("3", PROMPT)
+    for i in range(4):
         llm.abort(str(i))
 
 
