@@ -10,6 +10,7 @@ from numba_engine.text.chat_template import ChatTemplate
 from numba_engine.text.gguf_tokenizer import read_gguf_tokenizer
 from numba_engine.text.hf_tokenizer import read_hf_tokenizer
 from numba_engine.text.parts import TokenizerParts
+from numba_engine.text.surrogates import lone_surrogate
 from numba_engine.text.token_bytes import TokenBytes
 
 
@@ -58,12 +59,10 @@ class Tokenizer:
         Raises:
             InvalidRequestError: the text has lone surrogates, so it is no Unicode text.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            what = f"is not Unicode text: lone surrogate U+{ord(text[error.start]):04X} at character {error.start}"
-            raise InvalidRequestError(FieldViolation("prompt", what)) from None
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if what := lone_surrogate(text):
+            raise InvalidRequestError(FieldViolation("prompt", what))
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of the tokens. Bytes that are not UTF-8 become U+FFFD, one for each maximal invalid stretch.

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from numba_engine.errors import CheckpointError, InvalidRequestError
-from numba_engine.text.chat_template import MAX_RENDERED_CHARS, MAX_TEMPLATE_CHARS, ChatTemplate
+from numba_engine.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
+from numba_engine.text.template_sandbox import MAX_RENDERED_CHARS
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -85,7 +86,7 @@ MIXED = """\
 {{ messages[0] | tojson }}{{ {"é<&>": [1, none]} | tojson(indent=2) }}
 {{ messages | map(attribute="role") | join(", ") }}{{ ",".join(["a", "b"]) }}{{ "x".replace("x", "yz") }}
 {%- set parts = messages[-1].content.split("\\n") %}{{ parts | length }}{{ "=" * 5 }}{{ undefined_name }}
-{{ "%s %d%%" | format("a", 3) }}{{ "{:>7}{x!r}".format("b", x=1) }}{{ "a\nb" | indent(4) }}{{ "%02d" % 5 }}
+{{ "2024: %s %d%%" | format("a", 3) }}{{ 12345 | tojson }}{{ "%(year)s 1000" % {"year": 1} }}{{ "{:>7}{x!r}".format("b", x=1) }}{{ "a\nb" | indent(4) }}{{ "%02d" % 5 }}
 {{ dict(a=1).items() | list }}{{ range(3) | list }}{{ messages | selectattr("role", "equalto", "user") | list | length }}
 """  # noqa: E501
 
@@ -144,6 +145,7 @@ def test_what_the_template_refuses_is_told() -> None:
         ([{"role": "user"}], ["messages[0].content"]),
         ([{"role": "user", "content": None}], ["messages[0].content"]),
         ([CONVERSATIONS[0][0], {"role": "a<|im_end|>", "content": 3}], ["messages[1].role", "messages[1].content"]),
+        ([{"role": "user", "content": "a\ud800"}], ["messages[0].content"]),
         ([{"role": "", "content": "x"}], ["messages[0].role"]),
         ([{"role": "user\n", "content": "x"}], ["messages[0].role"]),
     ],
@@ -210,6 +212,8 @@ HOSTILE = {
     "padding by format": "{{ '{:>999999999}'.format(1) }}",
     "padding by %": "{{ '%999999999d' % 1 }}",
     "padding by an argument": "{{ '{:>{}}'.format(1, 999999999) }}{{ '%*d' % (999999999, 1) }}",
+    "padding by precision": "{{ '{:.999999999f}'.format(1.0) }}",
+    "padding by a key": "{{ '%(a)999999999d' % {'a': 1} }}",
     "padding by a filter": "{{ '%999999999d' | format(1) }}",
     "centering": "{{ 'x' | center(999999999) }}",
     "filling rows": "{{ [1] | batch(999999999, 0) | list }}",
