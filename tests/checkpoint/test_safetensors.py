@@ -165,7 +165,7 @@ def test_flipped_bytes_are_read_or_refused(tmp_path: Path) -> None:
     rng = random.Random(0)
     whole = write(tmp_path / "x.safetensors", TWO).read_bytes()
     refused = 0
-    for _ in range(1500):
+    for _ in range(600):
         damaged = bytearray(whole)
         for _ in range(rng.randint(1, 3)):
             damaged[rng.randrange(len(whole) - 32)] = rng.randrange(256)
@@ -175,7 +175,7 @@ def test_flipped_bytes_are_read_or_refused(tmp_path: Path) -> None:
                 assert dequantize(tensor).shape == tensor.shape
         except CheckpointError:
             refused += 1
-    assert refused > 500
+    assert refused > 200
 
 
 # ---- the index of a sharded checkpoint -------------------------------------------------------------------------------
