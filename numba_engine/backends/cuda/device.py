@@ -1,0 +1,86 @@
+"""What the CUDA backend needs of a device: memory and launches. A real GPU and the PTX executor both provide it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from numba_engine.backends.cuda.compiler import Kernel
+
+
+class DeviceArray(Protocol):
+    """Memory of a device, C-contiguous."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def reshape(self, *shape: int) -> DeviceArray:
+        """The same memory in another shape of as many elements."""
+        ...
+
+
+Argument: TypeAlias = DeviceArray | int | float | bool | np.generic
+"""One argument of a kernel as written in Python; what the ABI makes of an array is the device's business."""
+
+Grid: TypeAlias = int | tuple[int, int] | tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    free_bytes: int
+    total_bytes: int
+
+
+class Device(Protocol):
+    """Launches are asynchronous and run in order; ``download`` and ``synchronize`` wait for them."""
+
+    name: str
+    compute_capability: tuple[int, int]
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, name: str = "") -> DeviceArray:
+        """Uninitialised memory. The name appears in reports and errors. Raises OutOfMemoryError with the numbers."""
+        ...
+
+    def upload(self, host: np.ndarray, name: str = "") -> DeviceArray:
+        """A copy on the device. The host array may be reused at once."""
+        ...
+
+    def write(self, array: DeviceArray, host: np.ndarray) -> None:
+        """Overwrite the array with a host array of its shape and dtype, in order with the launches."""
+        ...
+
+    def download(self, array: DeviceArray) -> np.ndarray:
+        """A host copy, once the launches before are done."""
+        ...
+
+    def free(self, array: DeviceArray) -> None:
+        """Give the memory back, once the launches before are done. The array must not be used again."""
+        ...
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Grid,
+        arguments: Sequence[Argument],
+        *,
+        shared_bytes: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        """Run ``grid`` blocks of ``kernel.threads`` threads with ``shared_bytes`` of dynamic shared memory.
+
+        Compiled for this device on first use. ``cooperative`` promises that all blocks are resident at once, which
+        kernels that wait for one another across blocks need.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for all launches."""
+        ...
+
+    def memory_info(self) -> MemoryInfo: ...

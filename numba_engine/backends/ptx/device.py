@@ -1,0 +1,364 @@
+"""A simulated GPU at the driver's seam: memory, compiled kernels, launches. What runs is the kernels' PTX."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import numba_engine.backends.ptx.semantics  # noqa: F401  (registers the opcodes)
+from numba_engine.backends.cuda.compiler import Kernel, compile_kernel
+from numba_engine.backends.cuda.device import Argument, Grid, MemoryInfo
+from numba_engine.backends.ptx import counters
+from numba_engine.backends.ptx.counters import ArrayCounters, LaunchCounters
+from numba_engine.backends.ptx.errors import PtxError
+from numba_engine.backends.ptx.machine import DTYPES, Checks, Counting, Machine, Pool
+from numba_engine.backends.ptx.memory import GLOBAL_BASE, Allocation, Arena
+from numba_engine.backends.ptx.parser import Module, parse
+from numba_engine.backends.ptx.program import Program, build
+
+MAX_THREADS = 1024
+STATIC_SHARED_LIMIT = 48 * 1024
+SHARED_LIMIT = {(8, 0): 163 * 1024, (8, 6): 99 * 1024, (8, 9): 99 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}
+PARAM_BANK_BYTES = 4096
+DEFAULT_LANES = 16384
+"""Lanes of a batch: enough to amortise NumPy's call cost, few enough for registers to stay in cache."""
+
+
+class PtxArray:
+    """An array in simulated global memory."""
+
+    __slots__ = ("_allocation", "_dtype", "_shape")
+
+    def __init__(self, allocation: Allocation, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._allocation = allocation
+        self._shape = shape
+        self._dtype = dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._dtype
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self._shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self._dtype.itemsize
+
+    @property
+    def name(self) -> str:
+        return self._allocation.name
+
+    @property
+    def allocation(self) -> Allocation:
+        return self._allocation
+
+    @property
+    def pointer(self) -> int:
+        """The simulated address of the first element."""
+        return self._allocation.start
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In bytes, C order."""
+        return tuple(
+            int(np.prod(self._shape[axis + 1 :], dtype=np.int64)) * self._dtype.itemsize
+            for axis in range(len(self._shape))
+        )
+
+    def reshape(self, *shape: int) -> PtxArray:
+        count = int(np.prod(shape, dtype=np.int64))
+        if count != self.size:
+            raise ValueError(f"cannot reshape {self._shape} into {shape}")
+        return PtxArray(self._allocation, shape, self._dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedKernel:
+    """A kernel of a module whose variables have their places in device memory."""
+
+    module: Module
+    program: Program
+    symbols: dict[str, int]
+
+
+class PtxDevice:
+    """A device that executes PTX in NumPy, checks every access and, on request, counts everything.
+
+    Args:
+        compute_capability: what kernels are compiled for.
+        memory_bytes: size of global memory; the machine's own by default. Real memory is taken as it is touched.
+        checks: what is looked for beyond bounds and alignment.
+        counting: fill ``launches`` with the counters of each launch.
+        lanes: threads executed at once.
+    """
+
+    def __init__(
+        self,
+        compute_capability: tuple[int, int] = (9, 0),
+        *,
+        memory_bytes: int | None = None,
+        checks: Checks | None = None,
+        counting: bool = False,
+        lanes: int = DEFAULT_LANES,
+    ) -> None:
+        self.name = f"PTX executor, cc {compute_capability[0]}.{compute_capability[1]}"
+        self.compute_capability = compute_capability
+        self.checks = checks or Checks()
+        self.lanes = lanes
+        self.arena = Arena(memory_bytes, track_initialised=self.checks.uninitialised_global)
+        self.launches: list[LaunchCounters] = []
+        self._counting = Counting.over(self.arena) if counting else None
+        self._params = self.arena.allocate("kernel parameters", PARAM_BANK_BYTES, read_only=True)
+        self._pool = Pool()
+        self._loaded: dict[Any, LoadedKernel] = {}
+        self._machines: dict[Any, Machine] = {}
+        self._unnamed = itertools.count()
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, name: str = "") -> PtxArray:
+        kind = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        allocation = self.arena.allocate(name or f"array {next(self._unnamed)}", nbytes)
+        return PtxArray(allocation, tuple(shape), kind)
+
+    def upload(self, host: np.ndarray, name: str = "") -> PtxArray:
+        array = self.empty(host.shape, host.dtype, name)
+        self.arena.write(array.allocation, host)
+        return array
+
+    def write(self, array: PtxArray, host: np.ndarray) -> None:
+        if host.shape != array.shape or host.dtype != array.dtype:
+            raise ValueError(f"{host.dtype} {host.shape} written to {array.name}, {array.dtype} {array.shape}")
+        self.arena.write(array.allocation, host)
+
+    def download(self, array: PtxArray) -> np.ndarray:
+        data = self.arena.contents(array.allocation)[: array.nbytes]
+        return data.view(array.dtype).reshape(array.shape).copy()
+
+    def free(self, array: PtxArray) -> None:
+        self.arena.free(array.allocation)
+
+    def synchronize(self) -> None:
+        """Launches here are over when they return."""
+
+    def memory_info(self) -> MemoryInfo:
+        total = self.arena.capacity_bytes
+        return MemoryInfo(total - self.arena.used_bytes, total)
+
+    # ---- kernels ---------------------------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Grid,
+        arguments: Sequence[Argument],
+        *,
+        shared_bytes: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        """Compile the kernel, execute it. Raises PtxError for whatever the kernel does wrong."""
+        if kernel not in self._loaded:
+            compiled = compile_kernel(kernel, self.compute_capability)
+            self._loaded[kernel] = self.load(compiled.ptx, compiled.entry, kernel.name)
+        self.execute(
+            self._loaded[kernel], grid, kernel.threads, arguments, shared_bytes=shared_bytes, cooperative=cooperative
+        )
+
+    def load(self, ptx: str, entry: str | None = None, name: str | None = None) -> LoadedKernel:
+        """Parse a module and make one of its kernels (the only one by default) ready to run."""
+        module = parse(ptx)
+        if entry is None:
+            if len(module.entries) != 1:
+                names = [function.name for function in module.entries]
+                raise PtxError("launch", f"the module has the kernels {names}; name one", kernel="?")
+            entry = module.entries[0].name
+        if entry not in module.functions:
+            raise PtxError("launch", f"the module has no kernel {entry}", kernel=name or entry)
+        symbols = {"%params": self._params.start}
+        for variable in module.variables.values():
+            if variable.space in ("global", "const") and not variable.is_extern:
+                allocation = self.arena.allocate(variable.name, variable.nbytes, read_only=variable.space == "const")
+                self.arena.write(allocation, np.frombuffer(variable.initial or bytes(variable.nbytes), np.uint8))
+                symbols[variable.name] = allocation.start
+        return LoadedKernel(module, build(module, module.functions[entry], name or entry), symbols)
+
+    def execute(
+        self,
+        kernel: LoadedKernel,
+        grid: Grid,
+        block: Grid,
+        arguments: Sequence[Argument],
+        *,
+        shared_bytes: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        """Run a loaded kernel with ``block`` threads a block."""
+        grid_dim, block_dim = _three(grid), _three(block)
+        program = kernel.program
+        self._check_launch(program, grid_dim, block_dim, shared_bytes)
+        params = pack_arguments(program, arguments)
+        self.arena.write(self._params, params)
+        num_blocks = grid_dim[0] * grid_dim[1] * grid_dim[2]
+        batch = num_blocks if cooperative else self._batch_blocks(num_blocks, block_dim)
+        machine = self._machine(kernel, batch, block_dim, shared_bytes)
+        counting = self._counting
+        if counting is not None:
+            counting.stats = np.zeros((len(self.arena.allocations), counters.NUM_FIELDS), np.int64)
+            counting.shared[:] = 0
+            machine.lanes_run[:] = 0
+            machine.warps_run[:] = 0
+        with np.errstate(all="ignore"):
+            for first in range(0, num_blocks, batch):
+                machine.run(first, grid_dim, params)
+        if counting is not None:
+            self.launches.append(self._collect(machine, counting, grid_dim, block_dim, shared_bytes))
+
+    def _batch_blocks(self, num_blocks: int, block_dim: tuple[int, int, int]) -> int:
+        threads = -(-block_dim[0] * block_dim[1] * block_dim[2] // 32) * 32
+        most = max(1, self.lanes // threads)
+        batches = -(-num_blocks // most)
+        return -(-num_blocks // batches)
+
+    def _machine(self, kernel: LoadedKernel, batch: int, block_dim: tuple[int, int, int], shared_bytes: int) -> Machine:
+        key = (id(kernel.program), batch, block_dim, shared_bytes)
+        if key not in self._machines:
+            self._machines[key] = Machine(
+                self.arena,
+                kernel.module,
+                kernel.program,
+                kernel.symbols,
+                batch,
+                block_dim,
+                shared_bytes,
+                self.checks,
+                self._counting,
+                self._pool,
+            )
+        return self._machines[key]
+
+    def _check_launch(
+        self, program: Program, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+    ) -> None:
+        threads = block[0] * block[1] * block[2]
+        most = program.max_threads or MAX_THREADS
+        if not 0 < threads <= most or min(block) < 1 or block[2] > 64:
+            raise PtxError("launch", f"{block} threads a block; at most {most} are allowed", kernel=program.name)
+        if min(grid) < 1 or grid[0] >= 2**31 or max(grid[1:]) > 65535:
+            raise PtxError("launch", f"grid {grid}; allowed is 1 … (2^31 - 1, 65535, 65535)", kernel=program.name)
+        if program.shared_bytes > STATIC_SHARED_LIMIT:
+            raise PtxError(
+                "launch",
+                f"{program.shared_bytes} bytes of static shared memory; at most {STATIC_SHARED_LIMIT} are allowed",
+                kernel=program.name,
+            )
+        limit = SHARED_LIMIT.get(self.compute_capability, STATIC_SHARED_LIMIT)
+        if program.shared_bytes + shared_bytes > limit:
+            raise PtxError(
+                "launch",
+                f"{program.shared_bytes} + {shared_bytes} bytes of shared memory; the device has {limit} a block",
+                kernel=program.name,
+            )
+
+    # ---- counters --------------------------------------------------------------------------------------------------
+
+    def _collect(
+        self,
+        machine: Machine,
+        counting: Counting,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+    ) -> LaunchCounters:
+        program = machine.program
+        result = LaunchCounters(program.name, grid, block, program.shared_bytes + shared_bytes)
+        by_class: dict[str, int] = {}
+        for index, basic in enumerate(program.blocks):
+            instructions = [*basic.instructions, *([basic.terminator] if basic.terminator else [])]
+            result.lane_instructions += int(machine.lanes_run[index]) * len(instructions)
+            result.warp_instructions += int(machine.warps_run[index]) * len(instructions)
+            for instruction in instructions:
+                kind = counters.instruction_class(instruction.parts)
+                by_class[kind] = by_class.get(kind, 0) + int(machine.warps_run[index])
+        result.warp_instructions_by_class = {kind: count for kind, count in by_class.items() if count}
+        (
+            result.shared_requests,
+            result.shared_wavefronts,
+            result.shared_wavefronts_ideal,
+            result.shared_access_bytes,
+        ) = (int(n) for n in counting.shared)
+        for row, allocation in zip(counting.stats, self.arena.allocations, strict=True):
+            if row.any():
+                result.arrays[allocation.name] = self._collect_array(row, allocation, counting)
+        return result
+
+    def _collect_array(self, row: np.ndarray, allocation: Allocation, counting: Counting) -> ArrayCounters:
+        """Also clears the byte and sector marks for the next launch."""
+        start, end = allocation.start - GLOBAL_BASE, allocation.end - GLOBAL_BASE
+        reads = counting.reads[start:end]
+        touched = counting.touched[start // counters.SECTOR_BYTES : -(-end // counters.SECTOR_BYTES)]
+        found = ArrayCounters(
+            allocation.name,
+            allocation.nbytes,
+            counters.traffic(row, counters.LOAD),
+            counters.traffic(row, counters.STORE),
+            counters.traffic(row, counters.ATOMIC),
+            distinct_bytes_read=int(np.count_nonzero(reads)),
+            max_reads_per_byte=int(reads.max()),
+            distinct_sectors=int(np.count_nonzero(touched)),
+        )
+        reads[:] = 0
+        touched[:] = 0
+        return found
+
+
+def _three(extent: Grid) -> tuple[int, int, int]:
+    given = (extent,) if isinstance(extent, int) else extent
+    x, y, z = (*given, 1, 1)[:3]
+    return int(x), int(y), int(z)
+
+
+def pack_arguments(program: Program, arguments: Sequence[Argument]) -> np.ndarray:
+    """The kernel's parameters as bytes. numba passes an array as 5 + 2 ndim of them: memory manager and owner (0 here),
+    number and size of items, address, shape, strides in bytes."""
+    flat: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, PtxArray):
+            flat += [0, 0, argument.size, argument.dtype.itemsize, argument.pointer, *argument.shape, *argument.strides]
+        else:
+            flat.append(argument)
+    if len(flat) != len(program.params):
+        raise PtxError(
+            "launch",
+            f"{len(arguments)} arguments make {len(flat)} parameters, the kernel takes {len(program.params)}",
+            kernel=program.name,
+        )
+    data = np.zeros(program.param_bytes, np.uint8)
+    for value, (start, variable) in zip(flat, program.params.values(), strict=True):
+        data[start : start + variable.nbytes] = _scalar_bytes(program, value, variable.element, variable.nbytes)
+    return data
+
+
+def _scalar_bytes(program: Program, value: Any, element: str, nbytes: int) -> np.ndarray:
+    if isinstance(value, np.generic) and value.nbytes == nbytes:
+        return np.frombuffer(value.tobytes(), np.uint8)
+    if isinstance(value, float | np.floating):
+        if element not in ("f32", "f64"):
+            raise PtxError("launch", f"{value!r} passed for a parameter of type .{element}", kernel=program.name)
+        return np.frombuffer(np.array(value, DTYPES[element]).tobytes(), np.uint8)
+    if element in ("f32", "f64"):
+        return np.frombuffer(np.array(float(value), DTYPES[element]).tobytes(), np.uint8)
+    number = int(value)
+    if not -(1 << (8 * nbytes - 1)) <= number < 1 << 8 * nbytes:
+        raise PtxError("launch", f"{number} does not fit a parameter of {nbytes} bytes", kernel=program.name)
+    return np.frombuffer((number & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little"), np.uint8)
