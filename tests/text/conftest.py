@@ -1,4 +1,4 @@
-"""The demo's vocabulary and the golden ids, read once."""
+"""The demo's vocabulary and the golden answers, read once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.text.vocabularies import gguf_checkpoint
 
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(Path(__file__).with_name("golden_tokens.json").read_text())
+    value: dict[str, Any] = json.loads(Path(__file__).with_name("golden.json").read_text())
     return value
 
 

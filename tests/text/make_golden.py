@@ -1,12 +1,14 @@
-"""Writes golden_tokens.json: the ids that llama.cpp and transformers give for the texts of nasty_texts.py.
+"""Writes golden.json: what llama.cpp and transformers make of the texts and conversations next to it.
 
 Run it by hand (needs the ``perf`` extra): ``python -m tests.text.make_golden``. The tests read only the JSON.
 
-Three tables, each one list of ids per text:
+Tables of one list of ids per text of nasty_texts.py:
   demo            the demo model's own vocabulary: llama.cpp, required to equal transformers
   pre             a small vocabulary, kept in the file too, with each pre-tokenizer: llama.cpp, null where it is known
                   not to follow the published pattern
-  sentencepiece   a small vocabulary with scores and byte tokens, kept in the file too: llama.cpp
+  sentencepiece   a small vocabulary with scores and byte tokens, kept in the file too: llama.cpp; and the merges that
+                  transformers makes of the scores
+And chats: the texts that transformers makes of chat_cases.py.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from tokenizers.trainers import BpeTrainer
+from transformers.tokenization_utils_base import generate_merges
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from numba_engine.checkpoint import open_checkpoint
+from tests.text.chat_cases import CONVERSATIONS, TEMPLATES, TOKENS
 from tests.text.nasty_texts import TEXTS
 from tests.text.vocabularies import smollm2_tokenizer_json
 
@@ -34,7 +39,7 @@ PRE_TOKENIZERS = (
     *("default", "gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "deepseek-r1-qwen", "deepseek-coder"),
     *("tekken", "gpt-4o"),
 )
-GOLDEN = Path(__file__).with_name("golden_tokens.json")
+GOLDEN = Path(__file__).with_name("golden.json")
 
 
 def main() -> None:
@@ -56,8 +61,10 @@ def main() -> None:
         sentencepiece = sentencepiece_metadata()
         golden["sentencepiece"] = {
             "metadata": sentencepiece,
+            "merges": merges_of_transformers(sentencepiece),
             "ids": tokenize_with_llama_cpp(write_vocabulary(sentencepiece, Path(scratch) / "spm.gguf"), add_bos=True),
         }
+    golden["chats"] = {name: render_with_transformers(template) for name, template in TEMPLATES.items()}
     lines = [f"{json.dumps(key)}: {json.dumps(golden[key], separators=(',', ':'))}" for key in golden]
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -129,6 +136,19 @@ def sentencepiece_metadata() -> dict[str, Any]:
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.add_bos_token": True,
     }
+
+
+def merges_of_transformers(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    scores = dict(zip(tokens, metadata["tokenizer.ggml.scores"], strict=True))
+    merges: list[tuple[str, str]] = generate_merges({token: i for i, token in enumerate(tokens)}, scores)
+    return merges
+
+
+def render_with_transformers(template: str) -> list[str]:
+    texts: list[str]
+    texts, _ = render_jinja_template(CONVERSATIONS, chat_template=template, add_generation_prompt=True, **TOKENS)
+    return texts
 
 
 def write_vocabulary(metadata: Mapping[str, Any], file: Path) -> Path:

@@ -52,4 +52,4 @@ TEXTS = (
     "ﷺ ﬁ ﬀ Ａｂｃ １２３",
     "▁underline▁ and Ġ Ċ letters of the byte alphabet",
 )
-"""None may be dropped: their order is that of golden_tokens.json."""
+"""None may be dropped: their order is that of golden.json."""

@@ -30,9 +30,8 @@ def test_demo_gives_the_ids_of_llama_cpp_and_transformers(demo: Tokenizer, golde
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_is_encoded_is_decoded_again(demo: Tokenizer, text: str) -> None:
     # The demo's vocabulary has no token for some bytes that never or rarely occur in text.
-    expected = text.encode()
-    for byte in set(range(256)) - {b for i in range(demo.vocab_size) for b in demo.token_bytes(i)}:
-        expected = expected.replace(bytes([byte]), b"")
+    known = {byte for i in range(17, 300) for byte in demo.token_bytes(i)}
+    expected = bytes(byte for byte in text.encode() if byte in known)
     assert demo.decode(demo.encode(text)) == expected.decode(errors="replace")
 
 
@@ -78,8 +77,8 @@ def test_decoding_is_the_librarys(demo: Tokenizer, demo_library: Library, ids: l
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_decoding_invalid_bytes_is_the_librarys(demo: Tokenizer, demo_library: Library, data: st.DataObject) -> None:
-    single = {demo.token_bytes(i): i for i in range(17, demo.vocab_size) if len(demo.token_bytes(i)) == 1}
-    ids = data.draw(st.lists(st.sampled_from(sorted(single.values())), max_size=30))
+    single = [i for i in range(17, 300) if len(demo.token_bytes(i)) == 1]
+    ids = data.draw(st.lists(st.sampled_from(single), max_size=30))
     assert demo.decode(ids) == demo_library.decode(ids)
 
 
