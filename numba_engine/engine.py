@@ -38,6 +38,9 @@ Prompt = str | Sequence[int]
 Progress = Callable[[str, int, int], None]
 """Called while loading with (what, bytes done, bytes in all)."""
 
+_USUAL_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""llama.cpp's defaults: drawing from a whole untruncated distribution derails small models."""
+
 
 class LLM:
     """A loaded model and its engine.
@@ -60,7 +63,7 @@ class LLM:
         with open_checkpoint(model) as checkpoint:
             model_config = ModelConfig.from_checkpoint(checkpoint)
             tokenizer = load_tokenizer(checkpoint)
-            default_params = SamplingParams(**default_sampling(checkpoint))
+            default_params = SamplingParams(**(default_sampling(checkpoint) or _USUAL_SAMPLING))
             weights = load_weights(checkpoint, model_config, backend, progress)
         cache = kv_cache_size(model_config, config, backend)
         decoder = Decoder(
@@ -69,6 +72,7 @@ class LLM:
         kv_cache = allocate_kv_cache(model_config, config, cache.num_blocks, backend)
 
         self.default_sampling = default_params
+        """For what a request leaves open: as the model's makers recommend, else the usual mild truncation."""
         self.model_info = _model_info(
             checkpoint.name, model_config, weights, backend, config.activation_dtype, tokenizer, cache
         )

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
-from numba_engine import LLM, Completion, FinishReason, InvalidRequestError, QueueFullError, SamplingParams
+from numba_engine import (
+    LLM,
+    Completion,
+    EngineConfig,
+    FinishReason,
+    InvalidRequestError,
+    QueueFullError,
+    SamplingParams,
+)
 from tests.engine.conftest import MakeLLM
+from tests.tiny_models import TinyModel, write_hf
 
 PROMPT = list(range(40, 60))
 
@@ -197,3 +207,10 @@ def test_all_blocks_come_back_and_the_counters_add_up(llm: LLM) -> None:
     assert after.num_free_kv_blocks == after.num_kv_blocks
     assert after.num_finished == before.num_finished + 1
     assert after.prompt_tokens == before.prompt_tokens + len(PROMPT)
+
+
+def test_default_sampling_is_what_the_makers_recommend(tmp_path: Path, llm: LLM) -> None:
+    recommended = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": 2}
+    path = write_hf(tmp_path / "model", TinyModel(), generation_config=recommended)
+    assert LLM(str(path), EngineConfig(backend="cpu")).default_sampling == SamplingParams(temperature=0.6, top_p=0.9)
+    assert llm.default_sampling == SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
