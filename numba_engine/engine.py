@@ -60,7 +60,7 @@ class LLM:
     def __init__(self, model: str, config: EngineConfig | None = None, *, progress: Progress | None = None) -> None:
         config = config or EngineConfig()
         backend = create_backend(config)
-        with open_checkpoint(model) as checkpoint:
+        with open_checkpoint(model, progress) as checkpoint:
             model_config = ModelConfig.from_checkpoint(checkpoint)
             tokenizer = load_tokenizer(checkpoint)
             default_params = SamplingParams(**(default_sampling(checkpoint) or _USUAL_SAMPLING))
