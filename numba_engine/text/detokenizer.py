@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-from numba_engine.text.tokenizer import Tokenizer
+from numba_engine.text.tokenizer import Tokenizer, leading
 
 
 class Detokenizer:
@@ -37,9 +37,7 @@ class Detokenizer:
 
     def _without_leading(self, text: str) -> str:
         if self._strip_left and text:
-            cut = 0
-            while cut < min(self._strip_left, len(text)) and text[cut] == self._strip_char:
-                cut += 1
+            cut = min(self._strip_left, leading(text, self._strip_char))
             self._strip_left = self._strip_left - cut if cut == len(text) else 0
             return text[cut:]
         return text

@@ -22,7 +22,9 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
     """The tokenizer of ``directory``: tokenizer.json, completed from tokenizer_config.json as transformers 5 does.
 
     Whether BOS is put in front of texts is what tokenizer.json says; ``add_bos_token`` of the configuration, which
-    transformers also ignores where there is a tokenizer.json, has no say.
+    transformers also ignores where there is a tokenizer.json, has no say. One departure: for ``tokenizer_class:
+    LlamaTokenizer`` transformers 5 builds a tokenizer of its own from the file's vocabulary, which loses a space at the
+    front of a text; here the file is followed, as llama.cpp, SentencePiece and transformers 4 do.
 
     Raises:
         CheckpointError: tokenizer.json is missing, or one of the files is malformed.

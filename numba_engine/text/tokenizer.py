@@ -51,7 +51,7 @@ class Tokenizer:
         self.strip_char, self.strip_count = self._token_bytes.strip_char, self._token_bytes.strip_count
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``: those of transformers' AutoTokenizer.
+        """Token ids of ``text``: those that transformers gives with the model's tokenizer.json.
 
         Special tokens written in the text are recognised; ``add_special_tokens`` adds what the tokenizer puts around
         every text, usually a BOS token or nothing.
@@ -79,9 +79,7 @@ class Tokenizer:
                 raise InvalidRequestError(FieldViolation("token_ids", what))
         kept = (i for i in token_ids if not (skip_special_tokens and i in self._special_ids))
         text = b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
-        for _ in range(self.strip_count):
-            text = text.removeprefix(self.strip_char)
-        return text
+        return text[min(self.strip_count, leading(text, self.strip_char)) :]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to a text; empty for ids that stand for none, also for ids ≥ ``vocab_size``."""
@@ -112,3 +110,8 @@ class Tokenizer:
             raise InvalidRequestError(FieldViolation("messages", what))
         # The template writes BOS itself where the model wants one.
         return self.encode(self.chat_template.render(messages), add_special_tokens=False)
+
+
+def leading(text: str, char: str) -> int:
+    """How many of ``char`` the text begins with."""
+    return len(text) - len(text.lstrip(char))
