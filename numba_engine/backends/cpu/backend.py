@@ -16,17 +16,25 @@ from numba_engine.backends.base import (
     Backend,
     Batch,
     KVCacheLayer,
+    LayerWeights,
     RopeTable,
     Sampled,
     SamplingBatch,
     Weight,
 )
-from numba_engine.backends.cpu.intrinsics import InstructionSet, host_instruction_set
+from numba_engine.backends.cpu.intrinsics import LANES, InstructionSet, host_instruction_set
 from numba_engine.backends.cpu.kernels.attention import attention, attention_kernels
 from numba_engine.backends.cpu.kernels.embedding import embedding, embedding_kernel
 from numba_engine.backends.cpu.kernels.gather_rows import gather_rows
 from numba_engine.backends.cpu.kernels.head_norm import head_norm, head_norm_kernel
 from numba_engine.backends.cpu.kernels.linear import linear
+from numba_engine.backends.cpu.kernels.phases import (
+    gate_up_silu_kernel,
+    norm_gate_up_silu,
+    norm_lm_head,
+    norm_qkv_rope_store,
+    rope_store_kernel,
+)
 from numba_engine.backends.cpu.kernels.quantize_rows import quantize_rows_kernel, x_int8_stride
 from numba_engine.backends.cpu.kernels.read_bandwidth import read_bandwidth, read_bandwidth_kernel
 from numba_engine.backends.cpu.kernels.rms_norm import rms_norm, rms_norm_kernel
@@ -40,7 +48,6 @@ from numba_engine.config import EngineConfig
 from numba_engine.storage import StoredTensor
 
 _BANDWIDTH_BYTES = 1 << 28
-_NO_BIAS = np.empty(0, dtype=np.float32)
 _NONE = np.empty(0, dtype=np.float32)
 _NO_IDS = np.empty((0, 0), dtype=np.int32)
 _NO_VALUES = np.empty((0, 0), dtype=np.float32)
@@ -107,10 +114,10 @@ class CpuBackend(Backend):
         rms_norm(self._team.state, rms_norm_kernel(), out, x, weight, eps)
 
     def linear(self, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
-        self._linear(out, x, _own(weight), _NO_BIAS if bias is None else bias, 0)
+        self._linear(out, x, _own(weight), _or_none(bias), 0)
 
     def linear_add(self, residual: Array, x: Array, weight: Weight) -> None:
-        self._linear(residual, x, _own(weight), _NO_BIAS, 1)
+        self._linear(residual, x, _own(weight), _NONE, 1)
 
     def _linear(self, out: Array, x: Array, weight: CpuWeight, bias: Any, add: int) -> None:
         rows, in_features = x.shape
@@ -171,10 +178,58 @@ class CpuBackend(Backend):
             return Sampled(token_ids, None, None, None)
         return Sampled(token_ids, logprobs, top_ids, top_logprobs)
 
+    # ---- phases ----------------------------------------------------------------------------------------------------
+
+    def norm_qkv_rope_store(
+        self,
+        qkv: Array,
+        normed: Array,
+        residual: Array,
+        layer: LayerWeights,
+        cache: KVCacheLayer,
+        batch: Batch,
+        table: RopeTable,
+        shape: AttentionShape,
+    ) -> None:
+        norm_qkv_rope_store(
+            self._team.state, rms_norm_kernel(), rope_store_kernel(), _own(layer.qkv_proj).table, qkv, normed, residual,
+            layer.input_norm, shape.rms_norm_eps, _or_none(layer.qkv_bias), _or_none(layer.q_norm),
+            _or_none(layer.k_norm), _words(cache.k), _words(cache.v), batch.positions, batch.slot_mapping, table.cos,
+            table.sin, shape.num_heads, self._int8_scratch(*residual.shape),
+        )  # fmt: skip
+
+    def norm_gate_up_silu(
+        self, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, layer: LayerWeights, eps: float
+    ) -> None:
+        weight = _own(layer.gate_up_proj)
+        intermediate = mlp_out.shape[1]
+        if intermediate % LANES or [s.num_rows for s in weight.segments] not in (
+            [2 * intermediate],
+            [intermediate, intermediate],
+        ):
+            super().norm_gate_up_silu(mlp_out, gate_up, normed, residual, layer, eps)
+            return
+        norm_gate_up_silu(
+            self._team.state, rms_norm_kernel(), gate_up_silu_kernel(), weight.table, mlp_out, gate_up, normed,
+            residual, layer.post_attention_norm, eps, self._int8_scratch(*residual.shape),
+        )  # fmt: skip
+
+    def norm_lm_head(
+        self, logits: Array, last: Array, residual: Array, rows: Array, final_norm: Array, lm_head: Weight, eps: float
+    ) -> None:
+        norm_lm_head(
+            self._team.state, rms_norm_kernel(), _own(lm_head).table, logits, last, residual, rows, final_norm, eps,
+            self._int8_scratch(*last.shape),
+        )  # fmt: skip
+
 
 def _own(weight: Weight) -> CpuWeight:
     assert isinstance(weight, CpuWeight)
     return weight
+
+
+def _or_none(array: Array | None) -> Any:
+    return _NONE if array is None else array
 
 
 def _words(cache: Array) -> np.ndarray:

@@ -50,6 +50,8 @@ ZERO_POINT = {StorageFormat.Q8_0: 128, StorageFormat.Q4_0: 8, StorageFormat.Q4_1
 _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _IN_FEATURES, _NUM_ROWS = 0, 1, 2, 3, 4
 _X, _X_STRIDE, _R, _OUT, _OUT_STRIDE, _BIAS, _ADD = 5, 6, 7, 8, 9, 10, 11
 
+_MIN_PIECE_BYTES = 12_000
+
 # Fields of a row of a weight's table, one row a segment.
 TABLE_FIELDS = 8
 KERNEL, WEIGHTS, GROUP_BYTES, SCALE_BYTES, NUM_ROWS, FIRST_ROW, TAKES_INT8 = range(7)
@@ -98,27 +100,31 @@ def linear_kernel(format: StorageFormat, int8_activations: bool, isa: Instructio
 
 
 @inner
-def run_linear(
-    team: np.ndarray, table: np.ndarray, segment: int, x: int, x_stride: int, in_features: int,
+def write_linear_args(
+    team: np.ndarray, at: int, table: np.ndarray, segment: int, x: int, x_stride: int, in_features: int,
     num_x_rows: int, out: int, out_stride: int, bias: int, add: int,
 ) -> None:  # fmt: skip
-    """Post one segment's job. Addresses and strides in bytes; ``bias`` 0 for none."""
+    """One segment's job, to word ``at`` of the arguments. Addresses and strides in bytes; ``bias`` 0 for none."""
     t = table[segment]
-    team[ARGS + _WEIGHTS] = t[WEIGHTS]
-    team[ARGS + _GROUP_BYTES] = t[GROUP_BYTES]
-    team[ARGS + _SCALE_BYTES] = t[SCALE_BYTES]
-    team[ARGS + _IN_FEATURES] = in_features
-    team[ARGS + _NUM_ROWS] = t[NUM_ROWS]
-    team[ARGS + _X] = x
-    team[ARGS + _X_STRIDE] = x_stride
-    team[ARGS + _R] = num_x_rows
-    team[ARGS + _OUT] = out + t[FIRST_ROW] * 4
-    team[ARGS + _OUT_STRIDE] = out_stride
-    team[ARGS + _BIAS] = bias + t[FIRST_ROW] * 4 if bias else 0
-    team[ARGS + _ADD] = add
-    groups = (t[NUM_ROWS] + LANES - 1) // LANES
-    smallest = max(1, 12_000 // (t[GROUP_BYTES] * num_x_rows))
-    run(team, t[KERNEL], groups, smallest)
+    at += ARGS
+    team[at + _WEIGHTS] = t[WEIGHTS]
+    team[at + _GROUP_BYTES] = t[GROUP_BYTES]
+    team[at + _SCALE_BYTES] = t[SCALE_BYTES]
+    team[at + _IN_FEATURES] = in_features
+    team[at + _NUM_ROWS] = t[NUM_ROWS]
+    team[at + _X] = x
+    team[at + _X_STRIDE] = x_stride
+    team[at + _R] = num_x_rows
+    team[at + _OUT] = out + t[FIRST_ROW] * 4
+    team[at + _OUT_STRIDE] = out_stride
+    team[at + _BIAS] = bias + t[FIRST_ROW] * 4 if bias else 0
+    team[at + _ADD] = add
+
+
+@inner
+def min_piece(table: np.ndarray, segment: int, num_x_rows: int) -> int:
+    """Groups that are worth a thread's while: about a microsecond's."""
+    return max(1, _MIN_PIECE_BYTES // (table[segment, GROUP_BYTES] * num_x_rows))
 
 
 @launcher
@@ -153,10 +159,12 @@ def multiply(
     """All segments of a weight. ``x_int8`` holds the quantised x where a segment takes int8."""
     for segment in range(table.shape[0]):
         int8 = table[segment, TAKES_INT8] != 0
-        run_linear(
-            team, table, segment, x_int8 if int8 else x, x_int8_stride(in_features) if int8 else 4 * in_features,
+        write_linear_args(
+            team, 0, table, segment, x_int8 if int8 else x, x_int8_stride(in_features) if int8 else 4 * in_features,
             in_features, num_x_rows, out, 4 * out_features, bias, add,
         )  # fmt: skip
+        groups = (table[segment, NUM_ROWS] + LANES - 1) // LANES
+        run(team, table[segment, KERNEL], groups, min_piece(table, segment, num_x_rows))
 
 
 def _tile(format: StorageFormat, int8_activations: bool, isa: InstructionSet, rows: int) -> Any:

@@ -1,0 +1,165 @@
+"""The fused phases: the textbook ops of ``Backend`` with what lies between them kept in cache, one launch each.
+
+Each gives bit for bit what the ops one by one give.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from numba_engine.backends.cpu.compilation import kernel_address, launcher
+from numba_engine.backends.cpu.intrinsics import (
+    LANES,
+    call_kernel,
+    load_f64,
+    load_i32,
+    load_i64,
+    store_f64,
+)
+from numba_engine.backends.cpu.kernels.head_norm import norm_heads
+from numba_engine.backends.cpu.kernels.linear import (
+    KERNEL,
+    NUM_ROWS,
+    TAKES_INT8,
+    min_piece,
+    multiply,
+    takes_int8,
+    write_linear_args,
+)
+from numba_engine.backends.cpu.kernels.quantize_rows import x_int8_stride
+from numba_engine.backends.cpu.kernels.rms_norm import norm
+from numba_engine.backends.cpu.kernels.rope import rotate_heads
+from numba_engine.backends.cpu.kernels.silu_and_mul import silu_row
+from numba_engine.backends.cpu.kernels.store_kv import store_heads
+from numba_engine.backends.cpu.thread_team import ARGS, run
+
+# Arguments of rope_store.
+(_QKV, _ROW, _POSITIONS, _COS, _SIN, _SLOTS, _K, _V, _H, _KV, _D, _BLOCK_SIZE, _IS_F16, _Q_NORM, _K_NORM,
+ _EPS) = range(16)  # fmt: skip
+# Arguments of gate_up_silu, behind two blocks of linear's arguments.
+_GATE_ARGS, _UP_ARGS = 0, 16
+_GATE_KERNEL, _UP_KERNEL, _UP_FIRST, _OUT, _GATE_UP, _I, _R = range(32, 39)
+
+
+@launcher
+def norm_qkv_rope_store(
+    team: np.ndarray, norm_kernel: int, rope_store: int, table: np.ndarray, qkv: np.ndarray, normed: np.ndarray,
+    residual: np.ndarray, norm_weight: np.ndarray, eps: float, bias: np.ndarray, q_norm: np.ndarray,
+    k_norm: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, slot_mapping: np.ndarray, cos: np.ndarray,
+    sin: np.ndarray, num_heads: int, scratch: np.ndarray,
+) -> None:  # fmt: skip
+    """``bias``, ``q_norm`` and ``k_norm`` of size 0 for none."""
+    r, hidden = residual.shape
+    x_int8 = scratch.ctypes.data if takes_int8(table) else 0
+    norm(team, norm_kernel, normed.ctypes.data, residual.ctypes.data, norm_weight.ctypes.data, hidden, r, eps, x_int8)
+    multiply(
+        team, table, qkv.ctypes.data, qkv.shape[1], normed.ctypes.data, x_int8, hidden, r,
+        bias.ctypes.data if bias.size else 0, 0,
+    )  # fmt: skip
+    team[ARGS + _QKV] = qkv.ctypes.data
+    team[ARGS + _ROW] = qkv.shape[1]
+    team[ARGS + _POSITIONS] = positions.ctypes.data
+    team[ARGS + _COS] = cos.ctypes.data
+    team[ARGS + _SIN] = sin.ctypes.data
+    team[ARGS + _SLOTS] = slot_mapping.ctypes.data
+    team[ARGS + _K] = k.ctypes.data
+    team[ARGS + _V] = v.ctypes.data
+    team[ARGS + _H] = num_heads
+    team[ARGS + _KV] = k.shape[1]
+    team[ARGS + _BLOCK_SIZE] = k.shape[2]
+    team[ARGS + _D] = k.shape[3]
+    team[ARGS + _IS_F16] = 1 if k.itemsize == 2 else 0
+    team[ARGS + _Q_NORM] = q_norm.ctypes.data if q_norm.size else 0
+    team[ARGS + _K_NORM] = k_norm.ctypes.data if q_norm.size else 0
+    store_f64(team.ctypes.data, ARGS + _EPS, eps)
+    run(team, rope_store, r, 1 + 8192 // qkv.shape[1])
+
+
+@functools.cache
+def rope_store_kernel() -> int:
+    def rope_store_rows(begin: int, end: int, args: int) -> None:
+        d, row_size = load_i64(args, _D), load_i64(args, _ROW)
+        num_heads, num_kv_heads = load_i64(args, _H), load_i64(args, _KV)
+        q_norm = load_i64(args, _Q_NORM)
+        eps = np.float32(load_f64(args, _EPS))
+        for t in range(begin, end):
+            row = load_i64(args, _QKV) + t * row_size * 4
+            if q_norm:
+                norm_heads(row, q_norm, load_i64(args, _K_NORM), num_heads, num_kv_heads, d, eps)
+            position = np.int64(load_i32(load_i64(args, _POSITIONS), t))
+            table_offset = position * (d // 2) * 4
+            rotate_heads(
+                row, load_i64(args, _COS) + table_offset, load_i64(args, _SIN) + table_offset,
+                num_heads + num_kv_heads, d,
+            )  # fmt: skip
+            slot = np.int64(load_i32(load_i64(args, _SLOTS), t))
+            store_heads(
+                load_i64(args, _K), load_i64(args, _V), row + num_heads * d * 4, slot, num_kv_heads, d,
+                load_i64(args, _BLOCK_SIZE), load_i64(args, _IS_F16),
+            )  # fmt: skip
+
+    return kernel_address(rope_store_rows, "void(int64, int64, int64)")
+
+
+@launcher
+def norm_gate_up_silu(
+    team: np.ndarray, norm_kernel: int, gate_up_silu: int, table: np.ndarray, out: np.ndarray, gate_up: np.ndarray,
+    normed: np.ndarray, residual: np.ndarray, norm_weight: np.ndarray, eps: float, scratch: np.ndarray,
+) -> None:  # fmt: skip
+    """The intermediate size is a multiple of 16, and gate and up are one segment or one each."""
+    r, hidden = residual.shape
+    intermediate = out.shape[1]
+    any_int8 = takes_int8(table)
+    x_int8 = scratch.ctypes.data if any_int8 else 0
+    norm(team, norm_kernel, normed.ctypes.data, residual.ctypes.data, norm_weight.ctypes.data, hidden, r, eps, x_int8)
+    up = table.shape[0] - 1
+    for segment, at in ((0, _GATE_ARGS), (up, _UP_ARGS)):
+        int8 = table[segment, TAKES_INT8] != 0
+        write_linear_args(
+            team, at, table, segment, x_int8 if int8 else normed.ctypes.data,
+            x_int8_stride(hidden) if int8 else 4 * hidden, hidden, r, gate_up.ctypes.data, 8 * intermediate, 0, 0,
+        )  # fmt: skip
+    groups = intermediate // LANES
+    team[ARGS + _GATE_KERNEL] = table[0, KERNEL]
+    team[ARGS + _UP_KERNEL] = table[up, KERNEL]
+    team[ARGS + _UP_FIRST] = groups if table[up, NUM_ROWS] == 2 * intermediate else 0
+    team[ARGS + _OUT] = out.ctypes.data
+    team[ARGS + _GATE_UP] = gate_up.ctypes.data
+    team[ARGS + _I] = intermediate
+    team[ARGS + _R] = r
+    run(team, gate_up_silu, groups, (min_piece(table, 0, r) + 1) // 2)
+
+
+@functools.cache
+def gate_up_silu_kernel() -> int:
+    def gate_up_silu_groups(begin: int, end: int, args: int) -> None:
+        call_kernel(load_i64(args, _GATE_KERNEL), begin, end, args + 8 * _GATE_ARGS)
+        up_first = load_i64(args, _UP_FIRST)
+        call_kernel(load_i64(args, _UP_KERNEL), begin + up_first, end + up_first, args + 8 * _UP_ARGS)
+        intermediate = load_i64(args, _I)
+        for row in range(load_i64(args, _R)):
+            gate = load_i64(args, _GATE_UP) + (row * 2 * intermediate + begin * LANES) * 4
+            out = load_i64(args, _OUT) + (row * intermediate + begin * LANES) * 4
+            silu_row(out, gate, gate + intermediate * 4, (end - begin) * LANES)
+
+    return kernel_address(gate_up_silu_groups, "void(int64, int64, int64)")
+
+
+@launcher
+def norm_lm_head(
+    team: np.ndarray, norm_kernel: int, table: np.ndarray, logits: np.ndarray, last: np.ndarray, residual: np.ndarray,
+    rows: np.ndarray, norm_weight: np.ndarray, eps: float, scratch: np.ndarray,
+) -> None:  # fmt: skip
+    hidden = residual.shape[1]
+    x_int8 = scratch.ctypes.data if takes_int8(table) else 0
+    for i in range(rows.size):
+        at = x_int8 + i * x_int8_stride(hidden) if x_int8 else 0
+        norm(
+            team, norm_kernel, last.ctypes.data + i * hidden * 4, residual.ctypes.data + rows[i] * hidden * 4,
+            norm_weight.ctypes.data, hidden, 1, eps, at,
+        )  # fmt: skip
+    multiply(
+        team, table, logits.ctypes.data, logits.shape[1], last.ctypes.data, x_int8, hidden, rows.size, 0, 0
+    )  # fmt: skip

@@ -1,0 +1,200 @@
+"""GB/s of each phase of one forward on the CPU backend, against the read bandwidth measured in the same run.
+
+    python perf/bench_ops_cpu.py [--format Q4_1] [--tokens 1] [--context 128] [--threads N] [--rounds 20]
+
+The model has random weights in SmolLM2-135M's shapes, all layers of them, so that weights come from memory and not from
+cache. Times are the fastest and the median of all layers and rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+
+from numba_engine.backends.base import AttentionShape, Batch, KVCacheLayer, LayerWeights, RopeTable, Weight
+from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.config import EngineConfig
+from numba_engine.storage import StorageFormat, StoredTensor
+
+HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152
+BLOCK_SIZE = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--format", choices=[f.label for f in StorageFormat], default="Q4_1")
+    parser.add_argument("--tokens", type=int, default=1, help="tokens in the step (a chunk of one sequence)")
+    parser.add_argument("--sequences", type=int, default=1, help="sequences of one token each, instead of a chunk")
+    parser.add_argument("--context", type=int, default=128, help="tokens in the cache, new ones included")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--activation-dtype", choices=["int8", "float32"], default="int8")
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+
+    backend = CpuBackend(EngineConfig(num_threads=options.threads, activation_dtype=options.activation_dtype))
+    format = next(f for f in StorageFormat if f.label == options.format)
+    rng = np.random.default_rng(0)
+    layers = [random_layer(backend, rng, format) for _ in range(LAYERS)]
+    head = random_weight(backend, rng, StorageFormat.Q8_0 if format.is_quantized else format, VOCAB, HIDDEN)
+    queries = [1] * options.sequences if options.sequences > 1 else [options.tokens]
+    step = Step(backend, rng, queries, max(options.context, max(queries)))
+
+    times: dict[str, list[float]] = defaultdict(list)
+
+    def timed(name: str, op: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        op()
+        times[name].append(time.perf_counter() - start)
+
+    for _ in range(options.rounds + 1):
+        for layer, cache in zip(layers, step.caches, strict=True):
+            step.layer(timed, layer, cache)
+        timed("norm_lm_head", lambda: step.head(layers[0], head))
+    bandwidth = backend.read_bandwidth_gbps()
+
+    kv_bytes = sum(step.batch.context_lens) * KV_HEADS * HEAD_DIM * 2 * backend.kv_cache_dtype.itemsize
+    moved = {
+        "norm_qkv_rope_store": layers[0].qkv_proj.nbytes,
+        "attention": kv_bytes,
+        "o_proj": layers[0].o_proj.nbytes,
+        "norm_gate_up_silu": layers[0].gate_up_proj.nbytes,
+        "down_proj": layers[0].down_proj.nbytes,
+        "norm_lm_head": head.nbytes,
+    }
+    print(f"{backend.device_name}; {options.format}; read bandwidth {bandwidth:.1f} GB/s")
+    print(f"{'phase':22}{'calls':>6}{'KB':>9}{'best us':>9}{'median us':>11}{'best GB/s':>11}{'share':>7}{'MAC/ns':>8}")
+    best_total = median_total = 0.0
+    rows = sum(queries)
+    for name, nbytes in moved.items():
+        calls = 1 if name == "norm_lm_head" else LAYERS
+        samples = times[name][calls:]  # without the first round, which compiles
+        best, median = min(samples), float(np.median(samples))
+        best_total += calls * best
+        median_total += calls * median
+        gbps = nbytes / best / 1e9
+        rate = macs(name, rows) / best / 1e9
+        print(
+            f"{name:22}{calls:6}{nbytes / 1e3:9.0f}{best * 1e6:9.1f}{median * 1e6:11.1f}{gbps:11.1f}"
+            f"{gbps / bandwidth:7.0%}{rate:8.0f}"
+        )
+    print(
+        f"all phases: {best_total * 1e3:.2f} ms at best ({rows / best_total:.0f} tok/s), "
+        f"{median_total * 1e3:.2f} ms by medians ({rows / median_total:.0f} tok/s)"
+    )
+
+
+class Step:
+    """The arrays of one forward."""
+
+    def __init__(self, backend: CpuBackend, rng: np.random.Generator, queries: list[int], context: int) -> None:
+        self.backend = backend
+        self.shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 1e-5, None)
+        rows, seqs = sum(queries), len(queries)
+        blocks = -(-context // BLOCK_SIZE)
+        size = (seqs * blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+        self.caches = [
+            KVCacheLayer(*(rng.standard_normal(size, dtype=np.float32).astype(backend.kv_cache_dtype) for _ in "kv"))
+            for _ in range(LAYERS)
+        ]
+        tables = np.arange(seqs * blocks, dtype=np.int32).reshape(seqs, blocks)
+        positions = np.concatenate([np.arange(context - q, context) for q in queries]).astype(np.int32)
+        owner = np.repeat(np.arange(seqs), queries)
+        slots = tables[owner, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        self.batch = Batch(
+            token_ids=np.zeros(rows, dtype=np.int32),
+            positions=positions,
+            slot_mapping=slots.astype(np.int32),
+            cu_seqlens_q=np.concatenate([[0], np.cumsum(queries)]).astype(np.int32),
+            context_lens=np.full(seqs, context, dtype=np.int32),
+            block_tables=tables,
+            logit_rows=(np.cumsum(queries) - 1).astype(np.int32),
+            num_tokens=rows,
+            num_seqs=seqs,
+            num_logits=seqs,
+            max_query_len=max(queries),
+            max_context_len=context,
+        )
+        angles = rng.uniform(0, 6, (context, HEAD_DIM // 2)).astype(np.float32)
+        self.rope = RopeTable(np.cos(angles), np.sin(angles))
+        self.residual = rng.standard_normal((rows, HIDDEN), dtype=np.float32)
+        self.normed = np.empty_like(self.residual)
+        self.attn_out = np.empty_like(self.residual)
+        self.qkv = np.empty((rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM), dtype=np.float32)
+        self.gate_up = np.empty((rows, 2 * INTERMEDIATE), dtype=np.float32)
+        self.mlp_out = np.empty((rows, INTERMEDIATE), dtype=np.float32)
+        self.last = np.empty((seqs, HIDDEN), dtype=np.float32)
+        self.logits = np.empty((seqs, VOCAB), dtype=np.float32)
+
+    def layer(
+        self, timed: Callable[[str, Callable[[], object]], None], layer: LayerWeights, cache: KVCacheLayer
+    ) -> None:
+        ops, batch, shape = self.backend, self.batch, self.shape
+        timed(
+            "norm_qkv_rope_store",
+            lambda: ops.norm_qkv_rope_store(
+                self.qkv, self.normed, self.residual, layer, cache, batch, self.rope, shape
+            ),
+        )
+        timed("attention", lambda: ops.attention(self.attn_out, self.qkv, cache, batch, shape))
+        timed("o_proj", lambda: ops.linear_add(self.residual, self.attn_out, layer.o_proj))
+        timed(
+            "norm_gate_up_silu",
+            lambda: ops.norm_gate_up_silu(self.mlp_out, self.gate_up, self.normed, self.residual, layer, 1e-5),
+        )
+        timed("down_proj", lambda: ops.linear_add(self.residual, self.mlp_out, layer.down_proj))
+
+    def head(self, layer: LayerWeights, head: Weight) -> None:
+        self.backend.norm_lm_head(
+            self.logits, self.last, self.residual, self.batch.logit_rows, layer.input_norm, head, 1e-5
+        )
+
+
+def macs(phase: str, rows: int) -> float:
+    sizes = {
+        "norm_qkv_rope_store": (HEADS + 2 * KV_HEADS) * HEAD_DIM * HIDDEN,
+        "o_proj": HIDDEN * HIDDEN,
+        "norm_gate_up_silu": 2 * INTERMEDIATE * HIDDEN,
+        "down_proj": INTERMEDIATE * HIDDEN,
+    }
+    return sizes.get(phase, 0) * rows
+
+
+def random_layer(backend: CpuBackend, rng: np.random.Generator, format: StorageFormat) -> LayerWeights:
+    def weight(rows: int, columns: int) -> Weight:
+        return random_weight(backend, rng, format, rows, columns)
+
+    ones = np.ones(HIDDEN, dtype=np.float32)
+    return LayerWeights(
+        input_norm=ones,
+        qkv_proj=weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+        qkv_bias=None,
+        q_norm=None,
+        k_norm=None,
+        o_proj=weight(HIDDEN, HIDDEN),
+        post_attention_norm=ones,
+        gate_up_proj=weight(2 * INTERMEDIATE, HIDDEN),
+        down_proj=weight(HIDDEN, INTERMEDIATE),
+    )
+
+
+def random_weight(
+    backend: CpuBackend, rng: np.random.Generator, format: StorageFormat, rows: int, columns: int
+) -> Weight:
+    """Random quants with small scales, written without the detour over floats."""
+    data = rng.integers(0, 256, (rows, format.row_bytes(columns)), dtype=np.uint8)
+    if format.is_quantized:
+        blocks = data.reshape(rows, -1, format.block_bytes)
+        blocks[..., 1] = 0x14  # f16 around 1e-3
+        if format is StorageFormat.Q4_1:
+            blocks[..., 3] = 0x94
+    else:
+        data.reshape(rows, columns, -1)[..., -1] = 0x3C if format is not StorageFormat.F16 else 0x28
+    return backend.load_weight("random", [StoredTensor("random", format, (rows, columns), data)])
+
+
+if __name__ == "__main__":
+    main()
