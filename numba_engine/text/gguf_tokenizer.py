@@ -53,7 +53,7 @@ def read_gguf_tokenizer(file: Path, metadata: Mapping[str, Any]) -> TokenizerPar
         backend, adds_bos = _sentencepiece_bpe(keys, vocabulary), True
     else:
         raise UnsupportedModelError("tokenizer.ggml.model", model, "gpt2, llama", file=keys.file)
-    _add_special_tokens(backend, vocabulary)
+    _add_special_tokens(backend, keys, vocabulary)
 
     named = {
         key: vocabulary.tokens[i] for key in ("bos", "eos", "unknown", "padding") if (i := keys.token(key)) is not None
@@ -107,13 +107,15 @@ def _read_vocabulary(keys: _Keys) -> _Vocabulary:
     return _Vocabulary(tokens, types, ids)
 
 
-def _add_special_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
+def _add_special_tokens(backend: tokenizers.Tokenizer, keys: _Keys, vocabulary: _Vocabulary) -> None:
     """Make control and user-defined tokens recognisable in text; only control tokens are skipped in plain text."""
-    structure = (TokenType.CONTROL, TokenType.UNKNOWN)
+    # BOS and EOS are structure also in files that type every token as normal.
+    structure = {i for i in (keys.token("bos"), keys.token("eos")) if i is not None}
+    structure.update(vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN))
     backend.add_tokens(
         [
-            AddedToken(vocabulary.tokens[i], special=vocabulary.types[i] in structure, normalized=False)
-            for i in vocabulary.of_type(*structure, TokenType.USER_DEFINED)
+            AddedToken(vocabulary.tokens[i], special=i in structure, normalized=False)
+            for i in sorted(structure.union(vocabulary.of_type(TokenType.USER_DEFINED)))
         ]
     )
 

@@ -71,6 +71,12 @@ def test_token_types() -> None:
     assert tokenizer.decode([0, 4, 5, 6, 1]) == "<s>ab<tool></s>"
 
 
+def test_bos_and_eos_are_special_whatever_their_type() -> None:
+    tokenizer = load(TINY | {"tokenizer.ggml.token_type": [1] * 7})
+    assert tokenizer.encode("<s>ab</s>") == [0, 4, 1]
+    assert tokenizer.decode([0, 4, 5, 1], skip_special_tokens=True) == "ab<tool>"
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
