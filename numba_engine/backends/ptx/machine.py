@@ -126,7 +126,7 @@ class Machine:
         self.warps_run = np.zeros(len(program.blocks), np.int64)
         self.blocks = [self._decode(block) for block in program.blocks]
 
-    # ---- running ---------------------------------------------------------------------------------------------------
+    # ---- running -----------------------------------------------------------------------------------------------------
 
     def run(self, first_block: int, grid: tuple[int, int, int], params: np.ndarray) -> None:
         """Execute blocks ``first_block`` … of the grid, as many as the machine has and the grid still needs."""
@@ -263,7 +263,7 @@ class Machine:
         bx, by, _ = self.block_dim
         return column % bx, column // bx % by, column // (bx * by)
 
-    # ---- binding ---------------------------------------------------------------------------------------------------
+    # ---- binding -----------------------------------------------------------------------------------------------------
 
     def _special_registers(self) -> dict[str, np.ndarray]:
         thread = np.arange(self.threads, dtype=np.uint32)[None, :]
@@ -526,7 +526,7 @@ class Machine:
 
         return broadcast
 
-    # ---- decoding --------------------------------------------------------------------------------------------------
+    # ---- decoding ----------------------------------------------------------------------------------------------------
 
     def _decode(self, block: BasicBlock) -> DecodedBlock:
         ops: list[Op] = []

@@ -143,7 +143,7 @@ def reserve(nbytes: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), np.uint8)
 
 
-# ---- compiled access ---------------------------------------------------------------------------------------------------
+# ---- compiled access -------------------------------------------------------------------------------------------------
 #
 # All take: addresses (flat, one per lane), an immediate offset and the base to subtract, the table of valid ranges, the
 # lanes that take part, and the memory seen as elements. Lanes come in units of ``unit`` (a block for shared memory, one
@@ -253,7 +253,7 @@ def check_initialised(addresses, immediate, base, mask, initialised, nbytes):  #
     return OK
 
 
-# ---- races in shared memory --------------------------------------------------------------------------------------------
+# ---- races in shared memory ------------------------------------------------------------------------------------------
 #
 # Shadow of each granule, int32 [8]: writer thread, the block's barrier count and its warp's sync count when it wrote;
 # reader thread (or -2 - warp for several of one warp, MANY for several warps) and the same two counts; written at all;

@@ -203,7 +203,7 @@ class _Parser:
             len(self.raw_lines),
         )
 
-    # ---- the text and where we are in it ---------------------------------------------------------------------------
+    # ---- the text and where we are in it -----------------------------------------------------------------------------
 
     def skip_space(self) -> bool:
         """Move to the next token; True at the end of the text."""
@@ -251,7 +251,7 @@ class _Parser:
             return False
         return True
 
-    # ---- declarations ----------------------------------------------------------------------------------------------
+    # ---- declarations ------------------------------------------------------------------------------------------------
 
     def module_variable(self) -> None:
         statement = self.until(";")
@@ -307,7 +307,7 @@ class _Parser:
             raise self.error(f"{len(data)} bytes of initial values for a variable of {nbytes}")
         return bytes(data.ljust(nbytes, b"\0"))
 
-    # ---- functions -------------------------------------------------------------------------------------------------
+    # ---- functions ---------------------------------------------------------------------------------------------------
 
     def function(self, header: re.Match[str]) -> None:
         self.at = header.end()

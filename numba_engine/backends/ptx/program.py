@@ -39,11 +39,10 @@ SHARED_GUARD_BYTES = 128
 _MAX_INLINE_DEPTH = 32
 _EXITS = frozenset({"ret", "exit", "trap"})
 _NO_DESTINATION = frozenset(
-    "st red bar barrier bra brx call ret exit trap membar fence prefetch prefetchu cp discard applypriority nanosleep "
-    "griddepcontrol stmatrix pmevent brkpt".split()
+    ["st", "red", "bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "membar", "fence", "prefetch", "prefetchu", "cp", "discard", "applypriority", "nanosleep", "griddepcontrol", "stmatrix", "pmevent", "brkpt"]
 )
-_WARP_SYNC = frozenset("shfl vote match redux mma ldmatrix stmatrix elect".split())
-_THREAD_RESULT = frozenset("shfl vote match redux elect activemask atom mma ldmatrix mbarrier bar barrier".split())
+_WARP_SYNC = frozenset(["shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "elect"])
+_THREAD_RESULT = frozenset(["shfl", "vote", "match", "redux", "elect", "activemask", "atom", "mma", "ldmatrix", "mbarrier", "bar", "barrier"])
 _DYNAMIC_SPECIALS = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
 _SPECIAL_BITS = {
     "%tid": THREAD,
@@ -146,7 +145,7 @@ def build(module: Module, function: Function, name: str) -> Program:
     )
 
 
-# ---- operands ----------------------------------------------------------------------------------------------------------
+# ---- operands --------------------------------------------------------------------------------------------------------
 
 
 def destinations(instruction: Instruction) -> list[str]:
@@ -218,7 +217,7 @@ def _lay_out(variables: Iterable[Variable], guard: int = 0) -> tuple[dict[str, t
     return placed, end
 
 
-# ---- inlining ----------------------------------------------------------------------------------------------------------
+# ---- inlining --------------------------------------------------------------------------------------------------------
 
 
 class _Flattener:
@@ -323,7 +322,7 @@ class _Flattener:
         self.body.append(Label(behind))
 
 
-# ---- control flow ------------------------------------------------------------------------------------------------------
+# ---- control flow ----------------------------------------------------------------------------------------------------
 
 
 def _split(flat: _Flattener) -> list[BasicBlock]:
@@ -484,7 +483,7 @@ def _may_spin(blocks: list[BasicBlock]) -> bool:
     return False
 
 
-# ---- shapes ------------------------------------------------------------------------------------------------------------
+# ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
 def _shape_bits(
@@ -593,7 +592,7 @@ def _immediate_post_dominators(blocks: list[BasicBlock]) -> list[int | None]:
     return result
 
 
-# ---- registers ---------------------------------------------------------------------------------------------------------
+# ---- registers -------------------------------------------------------------------------------------------------------
 
 
 def _check_defined(blocks: list[BasicBlock], kernel: str) -> None:

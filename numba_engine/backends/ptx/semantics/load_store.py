@@ -193,7 +193,7 @@ class Access:
         table = self.machine.arena.table if self.is_global else self.table
         result = memory.check_access(addresses, self.immediate, self.base, table, lanes, self.nbytes)
         if result != memory.OK:
-            self._fault(result, addresses)
+            self.fault(result, addresses)
         machine = self.machine
         if self.is_global:
             if writes and machine.arena.num_read_only:
@@ -285,11 +285,11 @@ class Access:
                 addresses, self.immediate, self.base, lanes, arena.initialised, self.nbytes
             )
             if result != memory.OK:
-                self._fault(result, addresses)
+                self.fault(result, addresses)
         if writes:
             memory.mark(addresses, self.immediate, self.base, lanes, arena.initialised, self.nbytes)
 
-    def _fault(self, result: int, addresses: np.ndarray) -> None:
+    def fault(self, result: int, addresses: np.ndarray) -> None:
         lane, fault = divmod(int(result), 4)
         machine = self.machine
         address = (int(addresses[lane]) + int(self.immediate)) % 2**64
