@@ -157,16 +157,13 @@ class Server:
 
     def _bind(self) -> int:
         config = self._config
+        _require_free(config)
         try:
             if config.tls_cert is None:
-                port = self._grpc.add_insecure_port(config.address)
-            else:
-                port = self._grpc.add_secure_port(config.address, _tls_credentials(config))
+                return self._grpc.add_insecure_port(config.address)
+            return self._grpc.add_secure_port(config.address, _tls_credentials(config))
         except RuntimeError as error:
-            raise StartupError(f"cannot listen on {config.address}: {_why_not_bound(config)}") from error
-        if port == 0:
-            raise StartupError(f"cannot listen on {config.address}: {_why_not_bound(config)}")
-        return port
+            raise StartupError(f"cannot listen on {config.address}; choose another --host or --port") from error
 
 
 def _grpc_options(config: ServiceConfig) -> list[tuple[str, int]]:
@@ -201,8 +198,8 @@ def _tls_credentials(config: ServiceConfig) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([(pem[0], pem[1])])
 
 
-def _why_not_bound(config: ServiceConfig) -> str:
-    """What the operating system says; gRPC only says that it failed."""
+def _require_free(config: ServiceConfig) -> None:
+    """Raises StartupError with what the operating system says; gRPC only says, and at length, that it failed."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -212,8 +209,8 @@ def _why_not_bound(config: ServiceConfig) -> str:
             probe.bind(address)
             probe.listen()
     except OSError as error:
-        return (error.strerror or str(error)).lower() + "; choose another with --host or --port"
-    return "the address was refused; choose another with --host or --port"
+        why = (error.strerror or str(error)).lower()
+        raise StartupError(f"cannot listen on {config.address}: {why}; choose another --host or --port") from error
 
 
 @asynccontextmanager

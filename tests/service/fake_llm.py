@@ -55,6 +55,7 @@ class FakeLLM:
         self,
         *,
         gated: bool = False,
+        step_delay_s: float = 0.0,
         max_num_seqs: int = 4,
         max_waiting: int = 8,
         prefill_chunk: int = 64,
@@ -95,6 +96,7 @@ class FakeLLM:
         self.profile_is_on = False
         self.num_steps = 0
         self._gated = gated
+        self._step_delay_s = step_delay_s
         self._permits = threading.Semaphore(0)
         self._max_num_seqs = max_num_seqs
         self._max_waiting = max_waiting
@@ -166,6 +168,8 @@ class FakeLLM:
             self._permits.acquire()
         if self.fail_in_step is not None:
             raise self.fail_in_step
+        if self._step_delay_s:
+            time.sleep(self._step_delay_s)
         started = time.monotonic()
         while self._waiting and len(self._running) < self._max_num_seqs:
             self._running.append(self._waiting.pop(0))

@@ -228,7 +228,7 @@ async def test_a_port_that_is_taken(serve: Serve) -> None:
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7"])
 async def test_an_address_that_is_not_here(host: str) -> None:
-    with pytest.raises(StartupError, match=f"cannot listen on {host}:0: .*choose another with --host"):
+    with pytest.raises(StartupError, match=f"cannot listen on {host}:0: .*choose another --host"):
         await Server(ServiceConfig(host=host, port=0), lambda progress: FakeLLM()).start()
 
 
