@@ -1,0 +1,174 @@
+"""What PTX can do and Python cannot say: 128-bit accesses, bit casts, single instructions.
+
+Each is one or two instructions in place: an LLVM operation where LLVM has one, inline PTX where not (PTX ISA, sections
+"Data Movement" and "Floating-Point Instructions"). Indices are uint32 and count elements of the array. A *quad* is four
+consecutive 32-bit elements, 16 bytes; its index must be a multiple of 4. Inline loads are volatile, which keeps them in
+the order written: a kernel that names eight loads before their first use has eight in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+from numba.cuda.extending import intrinsic
+from numba.cuda.types import UniTuple, float32, int64, uint16, uint32, uint64, void
+
+_I16, _I32, _I64, _F16, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.HalfType(), ir.FloatType()
+_ROUNDS = {_F32: "=f", _I32: "=r"}
+_OPERAND = {_F32: "f", _I32: "r", _I64: "l"}
+
+
+def _asm(
+    builder: Any, text: str, result: Any, count: int, args: list[Any], arg_types: list[Any], *, volatile: bool
+) -> Any:
+    """One inline PTX instruction; ``count`` results of one type (0: none)."""
+    constraints = [_ROUNDS[result]] * count + [_OPERAND[type] for type in arg_types]
+    returned = ir.VoidType() if count == 0 else result if count == 1 else ir.LiteralStructType([result] * count)
+    asm = ir.InlineAsm(ir.FunctionType(returned, arg_types), text, ",".join(constraints), side_effect=volatile)
+    return builder.call(asm, args)
+
+
+def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.ptrtoint(builder.gep(data, [builder.zext(index, _I64)]), _I64)
+
+
+def _quad_load(instruction: str, element: Any, llvm_type: Any) -> Callable[..., Any]:
+    def typed(typing_context: Any, array: Any, index: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            address = _address(context, builder, signature.args[0], args[0], args[1])
+            text = f"{instruction} {{$0, $1, $2, $3}}, [$4];"
+            quad = _asm(builder, text, llvm_type, 4, [address], [_I64], volatile=True)
+            parts = [builder.extract_value(quad, i) for i in range(4)]
+            return context.make_tuple(builder, signature.return_type, parts)
+
+        return UniTuple(element, 4)(array, uint32), generate
+
+    return typed
+
+
+load_weights = intrinsic(_quad_load("ld.global.nc.L1::no_allocate.L2::256B.v4.u32", uint32, _I32))
+"""load_weights(array, index) -> 4 × uint32: data read once, so it does not displace others from L1."""
+
+load_words = intrinsic(_quad_load("ld.global.v4.u32", uint32, _I32))
+"""load_words(array, index) -> 4 × uint32 (cached, and coherent with this kernel's own writes before a barrier)."""
+
+load_quad = intrinsic(_quad_load("ld.global.v4.f32", float32, _F32))
+"""load_quad(array, index) -> 4 × float32."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def store_quad(typing_context: Any, array: Any, index: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """array[index : index + 4] = a, b, c, d in one 128-bit store to global memory."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address(context, builder, signature.args[0], args[0], args[1])
+        text = "st.global.v4.f32 [$0], {$1, $2, $3, $4};"
+        _asm(builder, text, _F32, 0, [address, *args[2:]], [_I64] + [_F32] * 4, volatile=True)
+        return context.get_dummy_value()
+
+    return void(array, uint32, float32, float32, float32, float32), generate
+
+
+def _operation(returned: Any, arguments: list[Any], build: Callable[..., Any]) -> Any:
+    """An intrinsic of fixed types whose LLVM value is ``build(builder, *args)``."""
+
+    typed = returned(*arguments), lambda context, builder, signature, args: build(builder, *args)
+    arities: dict[int, Callable[..., Any]] = {
+        1: lambda typing_context, a: typed,
+        2: lambda typing_context, a, b: typed,
+        3: lambda typing_context, a, b, c: typed,
+    }
+    return intrinsic(arities[len(arguments)])
+
+
+def _llvm_call(name: str, type: Any) -> Callable[..., Any]:
+    """An LLVM intrinsic of one type throughout."""
+
+    def build(builder: Any, *args: Any) -> Any:
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(type, [type] * len(args)), name)
+        return builder.call(function, args)
+
+    return build
+
+
+def _inline(text: str, type: Any) -> Callable[..., Any]:
+    return lambda builder, *args: _asm(builder, text, type, 1, list(args), [arg.type for arg in args], volatile=False)
+
+
+def _half_at(builder: Any, word: Any, i: Any) -> Any:
+    """Half i of a word: shifted down and cut off."""
+    shift = builder.shl(builder.trunc(i, _I32), _I32(4))
+    return builder.fpext(builder.bitcast(builder.trunc(builder.lshr(word, shift), _I16), _F16), _F32)
+
+
+def _bf16_at(builder: Any, word: Any, i: Any) -> Any:
+    """bfloat16 i of a word is the upper half of the float."""
+    up = builder.sub(_I32(16), builder.shl(builder.trunc(i, _I32), _I32(4)))
+    return builder.bitcast(builder.and_(builder.shl(word, up), _I32(0xFFFF0000)), _F32)
+
+
+def _byte_at(builder: Any, word: Any, i: Any) -> Any:
+    """Byte i, permuted under the exponent of 2^23, less 2^23 and the 128 it is stored with. Exact."""
+    selector = builder.add(_I32(0x7440), builder.trunc(i, _I32))
+    permute = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, [_I32] * 3), "llvm.nvvm.prmt")
+    biased = builder.call(permute, [word, _I32(0x4B000000), selector])
+    return builder.fsub(builder.bitcast(biased, _F32), _F32(2.0**23 + 128))
+
+
+def _nibble_at(builder: Any, word: Any, i: Any) -> Any:
+    """Nibble i, rotated to bits 19 … 22, the top of the mantissa of 16.0. Exact."""
+    left = builder.and_(builder.sub(_I32(19), builder.shl(builder.trunc(i, _I32), _I32(2))), _I32(31))
+    rotate = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, [_I32] * 3), "llvm.fshl.i32")
+    moved = builder.call(rotate, [word, word, left])
+    return builder.bitcast(builder.or_(builder.and_(moved, _I32(0x00780000)), _I32(0x41800000)), _F32)
+
+
+def _float_to_half(builder: Any, value: Any) -> Any:
+    return builder.bitcast(builder.fptrunc(value, _F16), _I16)
+
+
+as_float = _operation(float32, [uint32], lambda builder, bits: builder.bitcast(bits, _F32))
+"""as_float(uint32) -> float32 of the same bits."""
+
+as_bits = _operation(uint32, [float32], lambda builder, value: builder.bitcast(value, _I32))
+"""as_bits(float32) -> uint32 of the same bits."""
+
+half_to_float = _operation(float32, [uint32], lambda builder, bits: _half_at(builder, bits, _I64(0)))
+"""half_to_float(uint32) -> float32: the low 16 bits as IEEE half; exact."""
+
+float_of = _operation(float32, [uint32, int64], lambda builder, word, i: builder.bitcast(word, _F32))
+"""float_of(word, 0): a word that is one float32."""
+
+float_of_half = _operation(float32, [uint32, int64], _half_at)
+"""float_of_half(word, i): half i (0, 1) of a word."""
+
+float_of_bf16 = _operation(float32, [uint32, int64], _bf16_at)
+"""float_of_bf16(word, i): bfloat16 i (0, 1) of a word."""
+
+float_of_byte = _operation(float32, [uint32, int64], _byte_at)
+"""float_of_byte(word, i): byte i (0 … 3) of a word, less 128."""
+
+float_of_nibble = _operation(float32, [uint32, int64], _nibble_at)
+"""float_of_nibble(word, i): 16 plus nibble i (0 … 7) of a word."""
+
+float_to_half = _operation(uint16, [float32], _float_to_half)
+"""float_to_half(float32) -> uint16: rounded to nearest even."""
+
+fma = _operation(float32, [float32] * 3, _llvm_call("llvm.fma.f32", _F32))
+"""fma(a, b, c) -> a * b + c, rounded once."""
+
+sqrt = _operation(float32, [float32], _llvm_call("llvm.sqrt.f32", _F32))
+"""sqrt(x), correctly rounded."""
+
+divide = _operation(float32, [float32] * 2, _inline("div.rn.f32 $0, $1, $2;", _F32))
+"""divide(a, b), correctly rounded."""
+
+exp2 = _operation(float32, [float32], _inline("ex2.approx.ftz.f32 $0, $1;", _F32))
+"""exp2(x) within 2 units in the last place; one instruction of the special function unit."""
+
+to_fixed = _operation(uint64, [float32], lambda builder, value: builder.fptoui(value, _I64))
+"""to_fixed(float32) -> uint64, towards zero."""
