@@ -23,7 +23,7 @@ help:
 	echo "make clean   remove $(VENV) and what builds and tools leave behind"
 
 demo: $(VENV)/.installed
-	PATH="$(abspath $(BIN)):$$PATH" bash clients/demo.sh
+	@PATH="$(abspath $(BIN)):$$PATH" bash clients/demo.sh
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -55,14 +55,14 @@ clean:
 
 # The interpreter's own pip can fill a virtual environment that has none (Debian without python3-venv).
 $(BIN)/python:
-	test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found; name one with: make PYTHON=/path/to/python" >&2; exit 1; }
-	"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); "$(PYTHON)" -m venv --without-pip $(VENV); \
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found; name one with: make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "Setting up $(VENV) …"; "$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); "$(PYTHON)" -m venv --without-pip $(VENV); \
 		"$(PYTHON)" -m pip --python $(VENV)/bin/python install pip; }
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
-	touch $@
+	@echo "Installing the package and what it needs …"; $(BIN)/python -m pip install --quiet --editable .
+	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	touch $(VENV)/.installed $@
+	@echo "Installing the package, what it needs, and the tools …"; $(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $(VENV)/.installed $@

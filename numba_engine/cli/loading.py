@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from numba_engine.checkpoint.demo import fetch_demo
 from numba_engine.config import EngineConfig
@@ -21,15 +21,15 @@ def load(model: str, config: EngineConfig, *, quiet: bool = False) -> LLM:
 
 
 class ProgressBar:
-    """A bar on stderr per thing that is read or downloaded; silent where stderr is no terminal.
+    """A bar on stderr for what is read or downloaded now; silent where stderr is no terminal.
 
-    Called as the engine calls it: with what it is, bytes done, and bytes in all (0 while unknown).
+    Called as the engine calls it: with what it is (a tensor, a download), bytes done, and bytes in all (0: unknown).
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
         console = Console(stderr=True)
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description:<36}"),
             BarColumn(),
             DownloadColumn(binary_units=False),
             TimeElapsedColumn(),
@@ -37,7 +37,7 @@ class ProgressBar:
             transient=True,
             disable=quiet or not console.is_terminal,
         )
-        self._tasks: dict[str, TaskID] = {}
+        self._bar = self._bars.add_task("opening", total=None)
 
     def __enter__(self) -> ProgressBar:
         self._bars.start()
@@ -49,6 +49,4 @@ class ProgressBar:
         self._bars.stop()
 
     def __call__(self, what: str, done_bytes: int, total_bytes: int) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(what)
-        self._bars.update(self._tasks[what], completed=done_bytes, total=total_bytes or None)
+        self._bars.update(self._bar, description=what, completed=done_bytes, total=total_bytes or None)

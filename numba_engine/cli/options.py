@@ -55,7 +55,7 @@ _ENGINE_OPTIONS = (
         type=click.Choice(get_args(KVCacheDtype)),
         help="Element type of the KV cache.  [default: auto, by the activation dtype]",
     ),
-    click.option("--kv-cache-bytes", callback=_byte_size, metavar="SIZE", help="Memory for the KV cache (2GiB)."),
+    click.option("--kv-cache-bytes", callback=_byte_size, metavar="SIZE", help="Memory for the KV cache: 2GiB, …"),
     click.option("--num-kv-blocks", type=int, metavar="N", help="KV blocks in all, instead of --kv-cache-bytes."),
     click.option("--block-size", type=int, metavar="N", help="Tokens per KV block: 8, 16, 32, 64 or 128."),
     click.option("--max-model-len", type=int, metavar="N", help="Longest context in tokens.  [default: the model's]"),

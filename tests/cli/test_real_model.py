@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from numba_engine import LLM, EngineConfig, SamplingParams
+from numba_engine import LLM, EngineConfig
 from numba_engine.cli import cli
 
 ENGINE = ("--backend", "cpu", "--threads", "2", "--num-kv-blocks", "64", "--activation-dtype", "float32")
@@ -20,7 +21,7 @@ def llm(tiny_gguf: Path) -> LLM:
 
 
 def test_generate_says_what_the_library_says(llm: LLM, tiny_gguf: Path) -> None:
-    params = SamplingParams(temperature=0.8, seed=7, max_tokens=12, logprobs=2, ignore_eos=True)
+    params = replace(llm.default_sampling, temperature=0.8, seed=7, max_tokens=12, logprobs=2, ignore_eos=True)
     expected = llm.generate(["the quick"], params)[0]
     sampling = ("--temperature", "0.8", "--seed", "7", "--max-tokens", "12", "--ignore-eos")
     arguments = ["generate", str(tiny_gguf), "--prompt", "the quick", *ENGINE, *sampling]

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -174,16 +175,16 @@ def _wait(client: Client, options: argparse.Namespace) -> int:
 
 
 def _client(options: argparse.Namespace) -> Client:
-    metadata = []
+    pairs = []
     for pair in options.metadata:
         key, found, value = pair.partition("=")
         if not found:
             raise ValueError(f"--metadata {pair}: write it as key=value")
-        metadata.append((key.lower(), value))
+        pairs.append((key.lower(), value))
     return Client(
         options.target,
         credentials=_credentials(options),
-        metadata=metadata,
+        metadata=pairs,
         timeout=options.timeout,
         retry=Retry(attempts=options.retries + 1) if options.retries else NO_RETRY,
         channel_options=[("grpc.ssl_target_name_override", options.authority)] if options.authority else [],
@@ -299,6 +300,7 @@ def _generation_to_json(generation: Generation) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="numba-engine-client", description="Talk to a numba_engine server.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     generate = _command(commands, "generate", _generate, "continue a prompt, or answer a chat message")
@@ -379,6 +381,24 @@ def _add_sampling(command: argparse.ArgumentParser) -> None:
     sampling.add_argument("--ignore-eos", action="store_true", default=None)
     sampling.add_argument("--logprobs", type=int, metavar="N", help="with --json")
     sampling.add_argument("--time-limit", dest="time_limit_s", type=float, metavar="SECONDS")
+
+
+class _Version(argparse.Action):
+    """The version of whichever distribution brought this client: its own, or the server's."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        for distribution in ("numba-engine-client", "numba-engine"):
+            try:
+                parser.exit(message=f"{parser.prog} {metadata.version(distribution)}\n")
+            except metadata.PackageNotFoundError:
+                continue
+        parser.error("not installed as a package, so it has no version")
 
 
 class _LogitBias(argparse.Action):

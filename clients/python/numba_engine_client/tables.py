@@ -70,12 +70,16 @@ def profile_table(device: pb.ProfiledDevice, model: pb.ProfiledModel, summary: p
             "",
             *_aligned(rows),
             "",
-            f"prefill {summary.prefill_tokens_per_s:.1f} tok/s in {summary.num_prefill_steps} steps, "
-            f"decode {summary.decode_tokens_per_s:.1f} tok/s (median of {summary.num_decode_steps} steps)",
+            f"prefill {summary.prefill_tokens_per_s:.1f} tok/s in {_counted(summary.num_prefill_steps, 'step')}, "
+            f"decode {summary.decode_tokens_per_s:.1f} tok/s (median of {_counted(summary.num_decode_steps, 'step')})",
             f"a token moves {summary.bytes_per_token / 1e6:.1f} MB; at the {summary.read_bandwidth_gbps:.1f} GB/s "
             f"this machine reads, the limit is {floor}: {summary.share_of_floor:.0%} of it reached",
         ]
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def fields_table(fields: Mapping[str, Any]) -> str:
