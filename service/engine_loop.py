@@ -17,29 +17,25 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from numba_engine import (
+    LLM,
     EngineStats,
     NumbaEngineError,
     PositionLogprobs,
     ProfileSummary,
+    Progress,
     RequestOutput,
     SamplingParams,
     StepProfile,
 )
 from service.errors import DuplicateRequestError, EngineFailedError, ProfileBusyError, SlowClientError
+from service.telemetry import log
 
-if TYPE_CHECKING:
-    from numba_engine import LLM
-
-logger = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
-"""Called while loading with (what, bytes done, bytes in all)."""
-Load = Callable[[Progress], "LLM"]
+Load = Callable[[Progress], LLM]
 
 _IDLE_HEARTBEAT_S = 1.0
+_PROGRESS_LOG_S = 2.0
 
 
 class EngineState(enum.Enum):
@@ -183,7 +179,7 @@ class EngineLoop:
         self.stats: EngineStats | None = None
         """As of the last step or command."""
         self.profiled_request_id: str | None = None
-        self._heartbeat = time.monotonic()
+        self._heartbeat = self._progress_logged = time.monotonic()
 
         self._loop = asyncio.get_running_loop()
         self._load = load
@@ -229,7 +225,6 @@ class EngineLoop:
 
         Raises:
             DuplicateRequestError: a request of this id is in the engine.
-            EngineFailedError: the engine stopped since the request was admitted.
         """
         stream = self._open(request_id)
         self._commands.put(lambda llm: self._engine_add(llm, stream, prompt, params))
@@ -294,8 +289,7 @@ class EngineLoop:
         return not self._thread.is_alive()
 
     def _open(self, request_id: str) -> RequestStream:
-        if self.state is not EngineState.RUNNING:
-            raise EngineFailedError("the engine stopped while the request was being prepared")
+        assert self.state is EngineState.RUNNING, "who submits has just looked"
         if request_id in self._streams:
             raise DuplicateRequestError(request_id)
         stream = self._streams[request_id] = RequestStream(request_id, self._max_pending_bytes)
@@ -348,15 +342,18 @@ class EngineLoop:
         except BaseException as error:
             # Nothing may die silently here, whatever it is: people wait for this thread's answers.
             if not isinstance(error, NumbaEngineError):
-                logger.critical("the engine failed", exc_info=True)
+                log(logging.CRITICAL, "the engine failed", error=error)
             failure = error
             self._call_soon(lambda: self._failed(failure))
         else:
             self._call_soon(self._stopped)
 
     def _engine_note_progress(self, what: str, done_bytes: int, total_bytes: int) -> None:
-        self._heartbeat = time.monotonic()
+        now = self._heartbeat = time.monotonic()
         self.load_progress = LoadProgress(what, done_bytes, total_bytes)
+        if now > self._progress_logged + _PROGRESS_LOG_S:
+            self._progress_logged = now
+            log(logging.INFO, "loading", what=what, done_mb=done_bytes // 10**6, total_mb=total_bytes // 10**6)
 
     def _engine_take_commands(self, llm: LLM) -> None:
         """Runs what is queued; with nothing to compute, waits for it."""

@@ -34,7 +34,7 @@ EXIT_KILLED = 128 + signal.SIGTERM
 
 # After ABORTED was asked for, the engine answers within its running step, and the last messages go out.
 _ABORT_S = 10.0
-_CLOSE_S = 2.0
+_CLOSE_S = 1.0
 
 
 def run(config: ServiceConfig, load: Load) -> int:

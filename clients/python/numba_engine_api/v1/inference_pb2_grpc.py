@@ -126,7 +126,7 @@ class InferenceServiceServicer(object):
 
     def Abort(self, request, context):
         """Ends a queued or running request: its stream finishes with FINISH_REASON_ABORTED and keeps what was generated.
-        NOT_FOUND when no such request is in the engine (any more).
+        NOT_FOUND when no such request is in the engine: it has finished, or has not got its `started` yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
