@@ -43,7 +43,7 @@ from numba_engine.backends.cpu.kernels.sample import sample, sample_kernel
 from numba_engine.backends.cpu.kernels.silu_and_mul import silu_and_mul, silu_and_mul_kernel
 from numba_engine.backends.cpu.kernels.store_kv import store_kv, store_kv_kernel
 from numba_engine.backends.cpu.thread_team import ThreadTeam, usable_cores
-from numba_engine.backends.cpu.weights import CpuWeight, allocate, load_weight
+from numba_engine.backends.cpu.weights import CpuWeight, WeightMemory, allocate, load_weight
 from numba_engine.config import EngineConfig
 from numba_engine.storage import StoredTensor
 
@@ -71,6 +71,7 @@ class CpuBackend(Backend):
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
         self.device_name = f"{_cpu_model()}, {threads}, {self._isa}"
         self._team = ThreadTeam(self.num_threads)
+        self._weight_memory = WeightMemory()
         self._scratch = np.empty(0, dtype=np.uint8)  # quantised activations
         self._partials = np.empty(1 << 18, dtype=np.float32)
         self._counts = np.empty((0, 0), dtype=np.int32)
@@ -87,7 +88,7 @@ class CpuBackend(Backend):
         return np.array(array)
 
     def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
-        return load_weight(name, tensors, int8_activations=self._int8, isa=self._isa)
+        return load_weight(name, tensors, self._weight_memory, int8_activations=self._int8, isa=self._isa)
 
     def free_memory_bytes(self) -> int:
         return int(psutil.virtual_memory().available)
@@ -96,6 +97,7 @@ class CpuBackend(Backend):
         """Best of the passes over 256 MiB that fit into 0.3 s: others' use of the memory only ever lowers it."""
         buffer = allocate(_BANDWIDTH_BYTES)
         buffer[:] = 1  # else all pages would be one page of zeros, in cache
+        read_bandwidth(self._team.state, read_bandwidth_kernel(), buffer)
         best = 0.0
         end = time.perf_counter() + 0.3
         while (start := time.perf_counter()) < end:

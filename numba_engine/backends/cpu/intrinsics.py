@@ -72,6 +72,13 @@ class Emitter:
     def store(self, value: ir.Value, address: ir.Value, align: int) -> None:
         self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=align)
 
+    def prefetch(self, address: ir.Value, nbytes: int) -> None:
+        """Ask for the cache lines of ``nbytes`` bytes; any address is allowed."""
+        for offset in range(0, nbytes, 64):
+            pointer = self.b.inttoptr(self.at(address, offset), i8.as_pointer())
+            read, keep_in_l2, data = self.int(0, i32), self.int(2, i32), self.int(1, i32)
+            self.call("llvm.prefetch.p0", ir.VoidType(), pointer, read, keep_in_l2, data)
+
     def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
         signature = ir.FunctionType(result, [a.type for a in args])
         return self.b.call(cgutils.get_or_insert_function(self.b.module, signature, name), list(args))

@@ -15,6 +15,10 @@ from numba_engine.backends.cpu.packing import GroupLayout, num_groups, pack
 from numba_engine.storage import StoredTensor
 
 
+_HUGE_PAGE_BYTES = 1 << 21
+_SLAB_BYTES = 1 << 28
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuWeight(Weight):
     """A weight and, for the launchers, one row of ``table`` (kernels/linear.py) a segment."""
@@ -23,7 +27,12 @@ class CpuWeight(Weight):
 
 
 def load_weight(
-    name: str, tensors: Sequence[StoredTensor], *, int8_activations: bool, isa: InstructionSet
+    name: str,
+    tensors: Sequence[StoredTensor],
+    memory: WeightMemory,
+    *,
+    int8_activations: bool,
+    isa: InstructionSet,
 ) -> CpuWeight:
     """Stack matrices of equal in_features by rows; neighbours of one format share a segment where groups allow it."""
     in_features = tensors[0].shape[1]
@@ -34,7 +43,7 @@ def load_weight(
     for run in _runs(tensors):
         layout = GroupLayout(run[0].format, in_features)
         groups = [num_groups(t.shape[0]) for t in run]
-        buffer = allocate(sum(groups) * layout.group_bytes).reshape(sum(groups), layout.group_bytes)
+        buffer = memory.allocate(sum(groups) * layout.group_bytes).reshape(sum(groups), layout.group_bytes)
         at = 0
         for tensor, count in zip(run, groups, strict=True):
             pack(tensor, buffer[at : at + count])
@@ -62,9 +71,30 @@ def _runs(tensors: Sequence[StoredTensor]) -> list[list[StoredTensor]]:
     return runs
 
 
+class WeightMemory:
+    """Memory for weights: one after the other in large slabs, in huge pages where the system gives them.
+
+    Weights lie in the order of loading, which is that of use, so what is prefetched past a weight's end is the next one's
+    beginning. Pages are only taken once they are written; a slab is freed with the last array in it.
+    """
+
+    def __init__(self) -> None:
+        self._slab = np.empty(0, dtype=np.uint8)
+        self._used = 0
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """uint8, 64-aligned, zero."""
+        if self._used + nbytes > self._slab.size:
+            self._slab = allocate(max(nbytes, _SLAB_BYTES))
+            self._used = 0
+        start = self._used
+        self._used += -(-nbytes // 64) * 64
+        return self._slab[start : start + nbytes]
+
+
 def allocate(nbytes: int) -> np.ndarray:
-    """Page-aligned uint8, in huge pages where the system gives them. 64 bytes more, so that no read ends in a hole."""
-    memory = mmap.mmap(-1, nbytes + 64)
+    """Page-aligned uint8, zero, in huge pages where the system gives them."""
+    memory = mmap.mmap(-1, -(-nbytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype=np.uint8, count=nbytes)
+    return np.frombuffer(memory, dtype=np.uint8)

@@ -51,6 +51,7 @@ _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _IN_FEATURES, _NUM_ROWS = 0, 1, 2, 3, 4
 _X, _X_STRIDE, _R, _OUT, _OUT_STRIDE, _BIAS, _ADD = 5, 6, 7, 8, 9, 10, 11
 
 _MIN_PIECE_BYTES = 12_000
+_PREFETCH_BYTES = 8192  # ahead in the stream; 0, 4096, 16384 took 30, 15, 5 % longer on Zen 5
 
 # Fields of a row of a weight's table, one row a segment.
 TABLE_FIELDS = 8
@@ -222,7 +223,9 @@ def _int8_dots(
     accumulators = _accumulators(e, len(xs))
     with e.loop(blocks) as block:
         d, m = _scales(e, format, weights, block)
-        quarters = _unsigned_bytes(e, format, e.at(quants, block, QUANT_BYTES[format] * LANES))
+        block_quants = e.at(quants, block, QUANT_BYTES[format] * LANES)
+        e.prefetch(e.at(block_quants, _PREFETCH_BYTES), QUANT_BYTES[format] * LANES)
+        quarters = _unsigned_bytes(e, format, block_quants)
         for x, accumulator in zip(xs, accumulators, strict=True):
             x_scale = e.at(e.at(x, in_features), block, 4)
             x_sum = e.at(x_scale, blocks, 4)
