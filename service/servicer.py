@@ -99,7 +99,6 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         async with self._answering(context, _new_id(), request):
             self._status.require_ready()
             llm, token_ids = self._engine.llm, list(request.token_ids)
-            translate.require_in_vocabulary(token_ids, llm.model_info.vocab_size, "token_ids")
             skip = request.skip_special_tokens
             text = await self._on_text_thread(lambda: llm.detokenize(token_ids, skip_special_tokens=skip))
             return api.DetokenizeResponse(text=text)

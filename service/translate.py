@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from numba_engine import (
     FinishReason,
     InvalidRequestError,
     ModelInfo,
-    NumbaEngineError,
     OpProfile,
     OutOfMemoryError,
     PositionLogprobs,
@@ -44,6 +43,7 @@ from service.errors import (
     NotReadyError,
     ProfileBusyError,
     SlowClientError,
+    StartupError,
     UnknownRequestError,
 )
 from service.status import State
@@ -67,14 +67,6 @@ def require_input(request: api.GenerateRequest | api.ProfileRequest | api.Tokeni
     if request.WhichOneof("input") is None:
         fields = ", ".join(field.name for field in request.DESCRIPTOR.oneofs_by_name["input"].fields)
         raise InvalidRequestError(FieldViolation("input", f"one of {fields} is required"))
-
-
-def require_in_vocabulary(token_ids: Iterable[int], vocab_size: int, field: str) -> None:
-    """Raises InvalidRequestError naming the first token id that the model does not have."""
-    wrong = next((i for i in token_ids if i >= vocab_size), None)
-    if wrong is not None:
-        what = f"token id {wrong} is not in the vocabulary (0 to {vocab_size - 1})"
-        raise InvalidRequestError(FieldViolation(field, what))
 
 
 def to_chat(chat: api.Chat) -> list[dict[str, str]]:
@@ -334,7 +326,7 @@ class ErrorKind:
 
 _BUG = ErrorKind(grpc.StatusCode.INTERNAL, "INTERNAL", "failed")
 
-_KINDS: dict[type[BaseException], ErrorKind] = {
+KINDS: dict[type[BaseException], ErrorKind] = {
     InvalidRequestError: ErrorKind(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", "invalid"),
     DuplicateRequestError: ErrorKind(grpc.StatusCode.ALREADY_EXISTS, "DUPLICATE_REQUEST_ID", "invalid"),
     UnknownRequestError: ErrorKind(grpc.StatusCode.NOT_FOUND, "UNKNOWN_REQUEST_ID", "invalid"),
@@ -349,12 +341,12 @@ _KINDS: dict[type[BaseException], ErrorKind] = {
     ConfigError: _BUG,
     CheckpointError: _BUG,
     BackendUnavailableError: _BUG,
-    NumbaEngineError: _BUG,
+    StartupError: _BUG,
 }
 
 
 def kind_of(error: BaseException) -> ErrorKind:
-    return next((_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS), _BUG)
+    return next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), _BUG)
 
 
 def to_grpc_status(error: Exception, request_id: str | None) -> grpc.Status:

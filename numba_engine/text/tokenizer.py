@@ -61,7 +61,8 @@ class Tokenizer:
         """
         if what := lone_surrogate(text):
             raise InvalidRequestError(FieldViolation("prompt", what))
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch, because the library holds the GIL all through encode(), seconds for a long text, and not in here.
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

@@ -122,6 +122,8 @@ class FakeLLM:
         return list(text.encode())
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        if any(i >= VOCAB_SIZE for i in token_ids):
+            raise InvalidRequestError(FieldViolation("token_ids", "is not in the vocabulary"))
         end = "" if skip_special_tokens else "<end>"
         return "".join(end if i == END_TOKEN else chr(i) for i in token_ids)
 

@@ -105,3 +105,14 @@ async def test_a_profile_beside_live_streams_changes_no_token(served: Served) ->
     assert summary.read_bandwidth_gbps > 0.1
     assert sum(share.share for share in summary.shares) == pytest.approx(1)
     assert await live == alone
+
+
+async def test_tokenising_a_long_prompt_does_not_hold_up_the_loop(served: Served) -> None:
+    text = "the quick brown fox jumps over it " * 2**16  # 2 MiB: more than a second
+    tokenizing = asyncio.ensure_future(served.stub.Tokenize(api.TokenizeRequest(text=text)))
+    answers = 0
+    while not tokenizing.done():
+        await served.status()
+        answers += 1
+    assert len((await tokenizing).token_ids) > 2**16
+    assert answers > 20, "the server stood still"
