@@ -162,7 +162,7 @@ def mul24_lo_u(a, b):  # type: ignore[no-untyped-def]
 
 
 def mul24_lo_s(a, b):  # type: ignore[no-untyped-def]
-    return ((a << int32(8)) >> int32(8)) * ((b << int32(8)) >> int32(8))
+    return ((int64(a) << 40) >> 40) * ((int64(b) << 40) >> 40)
 
 
 def mad24_lo_u(a, b, c):  # type: ignore[no-untyped-def]
@@ -170,7 +170,7 @@ def mad24_lo_u(a, b, c):  # type: ignore[no-untyped-def]
 
 
 def mad24_lo_s(a, b, c):  # type: ignore[no-untyped-def]
-    return ((a << int32(8)) >> int32(8)) * ((b << int32(8)) >> int32(8)) + c
+    return ((int64(a) << 40) >> 40) * ((int64(b) << 40) >> 40) + c
 
 
 def add_sat(a, b):  # type: ignore[no-untyped-def]
@@ -569,6 +569,15 @@ def _directed_float32(x, direction):  # type: ignore[no-untyped-def]
     return _float32(bits)
 
 
+@njit(inline="always")
+def _sum_down(a, b):  # type: ignore[no-untyped-def]
+    """Rounded down, where a sum that is exactly zero is -0 unless both terms are +0."""
+    total = _odd_sum(a, b)
+    if total == 0.0:
+        return float32(-0.0) if _is_negative(a) or _is_negative(b) else float32(0.0)
+    return _directed_float32(total, -1)
+
+
 def narrow_f32_rz(a):  # type: ignore[no-untyped-def]
     return _directed_float32(a, 0)
 
@@ -586,10 +595,7 @@ def add_rz(a, b):  # type: ignore[no-untyped-def]
 
 
 def add_rm(a, b):  # type: ignore[no-untyped-def]
-    total = _odd_sum(float64(a), float64(b))
-    if total == 0.0 and a != 0:
-        return float32(-0.0)
-    return _directed_float32(total, -1)
+    return _sum_down(float64(a), float64(b))
 
 
 def add_rp(a, b):  # type: ignore[no-untyped-def]
@@ -613,7 +619,7 @@ def fma_rz(a, b, c):  # type: ignore[no-untyped-def]
 
 
 def fma_rm(a, b, c):  # type: ignore[no-untyped-def]
-    return _directed_float32(_odd_sum(float64(a) * float64(b), float64(c)), -1)
+    return _sum_down(float64(a) * float64(b), float64(c))
 
 
 def fma_rp(a, b, c):  # type: ignore[no-untyped-def]
@@ -758,7 +764,7 @@ def _narrow_f16(x):  # type: ignore[no-untyped-def]
         # Adding 0.5 lines the last kept bit up with float32's own rounding.
         return sign | (_bits32(_float32(bits) + float32(0.5)) - uint32(0x3F000000))
     odd = (bits >> uint32(13)) & uint32(1)
-    return sign | ((bits + uint32(0xC8000FFF) + odd) >> uint32(13))
+    return sign | (uint32(bits + uint32(0xC8000FFF) + odd) >> uint32(13))
 
 
 @njit(inline="always")
@@ -879,7 +885,7 @@ def _narrow_e4m3(x):  # type: ignore[no-untyped-def]
         # Below 2^-6 the unit is 2^-9; 2^14 has that ulp.
         return sign | (_bits32(_float32(bits) + float32(16384.0)) - uint32(0x46800000))
     odd = (bits >> uint32(20)) & uint32(1)
-    return sign | ((bits + uint32(0xC4000000) + uint32(0x7FFFF) + odd) >> uint32(20))
+    return sign | (uint32(bits + uint32(0xC407FFFF) + odd) >> uint32(20))
 
 
 @njit(inline="always")
@@ -907,7 +913,7 @@ def _narrow_e5m2(x):  # type: ignore[no-untyped-def]
         # Below 2^-14 the unit is 2^-16; 2^7 has that ulp.
         return sign | (_bits32(_float32(bits) + float32(128.0)) - uint32(0x43000000))
     odd = (bits >> uint32(21)) & uint32(1)
-    return sign | ((bits + uint32(0xC8000000) + uint32(0xFFFFF) + odd) >> uint32(21))
+    return sign | (uint32(bits + uint32(0xC80FFFFF) + odd) >> uint32(21))
 
 
 def pack_e4m3(high, low):  # type: ignore[no-untyped-def]

@@ -15,8 +15,8 @@ from numba_engine.backends.ptx.semantics.registry import Op, opcode
 _ARITHMETIC: dict[str, Any] = {
     "add": np.add,
     "sub": np.subtract,
-    "min": np.minimum,
-    "max": np.maximum,
+    "min": lambda a, b, out: np.minimum(a, b, out=out),
+    "max": lambda a, b, out: np.maximum(a, b, out=out),
 }
 _LOGIC: dict[str, Any] = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
