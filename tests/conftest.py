@@ -8,7 +8,12 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long one example takes says more about the machine (two cores, a first compilation) than about the code.
+hypothesis.settings.register_profile("suite", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")
