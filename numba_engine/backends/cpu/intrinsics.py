@@ -143,25 +143,25 @@ class Emitter:
             count = half
         return self.b.extract_element(vector, self.int(0, i32))
 
-    def reduce_rows(self, rows: list[ir.Value]) -> ir.Value:
-        """16 vectors into one whose lane i is the sum of the lanes of vector i; the order of sums is the same for each i."""
-        assert len(rows) == LANES
+    def fold(self, a: ir.Value, b: ir.Value, n: int) -> ir.Value:
+        """a and b hold runs of n partial sums, a run a row; the result holds runs of n / 2, each run's halves added up.
+
+        Runs of a and b alternate in the result.
+        """
+        low, high = _fold_lanes(n)
+        return self.b.fadd(self.shuffle(a, b, low), self.shuffle(a, b, high))
+
+    def fold_rows(self, rows: list[ir.Value]) -> ir.Value:
+        """2^k vectors into one of 2^k runs, each the partial sums of one vector."""
         n = LANES
         while len(rows) > 1:
-            paired = []
-            half = len(rows) // 2
-            for a, b in zip(rows[:half], rows[half:], strict=True):
-                # each vector holds runs of `n` partial sums of one row; pair runs of a and b, fold run halves
-                low, high = [], []
-                for run in range(0, LANES, n):
-                    for source in (0, LANES):
-                        low += [source + run + j for j in range(n // 2)]
-                        high += [source + run + n // 2 + j for j in range(n // 2)]
-                paired.append(self.b.fadd(self.shuffle(a, b, low), self.shuffle(a, b, high)))
-            rows = paired
+            rows = [self.fold(rows[i], rows[i + 1], n) for i in range(0, len(rows), 2)]
             n //= 2
-        # lane order is now bit-reversed over the pairing order
-        return self.shuffle(rows[0], rows[0], _reduce_rows_order())
+        return rows[0]
+
+    def in_row_order(self, folded: ir.Value) -> ir.Value:
+        """Sums of 16 vectors as ``fold_rows`` leaves them, put in the order of the vectors."""
+        return self.shuffle(folded, folded, _row_lanes())
 
     def exp(self, x: ir.Value) -> ir.Value:
         """e^x for float32 scalars or vectors, within 2 ulp; 0 below -87.3, NaN for NaN, for x ≤ 88 (Cephes' expf)."""
@@ -246,23 +246,21 @@ class _Loop:
         self._context.__exit__(*exc)
 
 
+def _fold_lanes(n: int) -> tuple[list[int], list[int]]:
+    starts = [source + run for run in range(0, LANES, n) for source in (0, LANES)]
+    low = [start + j for start in starts for j in range(n // 2)]
+    return low, [lane + n // 2 for lane in low]
+
+
 @functools.cache
-def _reduce_rows_order() -> list[int]:
-    """Where row i's sum ends up in reduce_rows, found by running it on labels."""
-    rows: list[list[int]] = [[i] * LANES for i in range(LANES)]
-    n = LANES
+def _row_lanes() -> list[int]:
+    """The lane in which fold_rows leaves each of 16 rows, found by folding labels."""
+    rows, n = [[row] * LANES for row in range(LANES)], LANES
     while len(rows) > 1:
-        half = len(rows) // 2
-        paired = []
-        for a, b in zip(rows[:half], rows[half:], strict=True):
-            both, low = a + b, []
-            for run in range(0, LANES, n):
-                for source in (0, LANES):
-                    low += [source + run + j for j in range(n // 2)]
-            paired.append([both[j] for j in low])
-        rows = paired
+        low, _ = _fold_lanes(n)
+        rows = [[(rows[i] + rows[i + 1])[lane] for lane in low] for i in range(0, len(rows), 2)]
         n //= 2
-    return [rows[0].index(i) for i in range(LANES)]
+    return [rows[0].index(row) for row in range(LANES)]
 
 
 def _suffix(type_: ir.Type) -> str:
@@ -293,10 +291,14 @@ def emit(name: str, result: types.Type, arity: int, body: Callable[..., ir.Value
 # ---- scalars in raw memory: job arguments, block scales -------------------------------------------------------------
 
 
+def _element(b: ir.IRBuilder, address: ir.Value, index: ir.Value, type_: ir.Type) -> ir.Value:
+    # By element pointer rather than by integer arithmetic: LLVM's vectoriser only sees consecutive elements in the first.
+    return b.gep(b.inttoptr(address, type_.as_pointer()), [index])
+
+
 def _loader(name: str, numba_type: types.Type, type_: ir.Type, align: int) -> Any:
     def body(b: ir.IRBuilder, address: ir.Value, index: ir.Value) -> ir.Value:
-        e = Emitter(b)
-        return e.load(e.at(address, index, align), type_, align)
+        return b.load(_element(b, address, index, type_), align=align)
 
     return emit(name, numba_type, 2, body)
 
@@ -310,8 +312,7 @@ load_u16 = _loader("load_u16", types.uint16, i16, 2)
 
 
 def _load_f16(b: ir.IRBuilder, address: ir.Value, index: ir.Value) -> ir.Value:
-    e = Emitter(b)
-    return b.fpext(e.load(e.at(address, index, 2), f16, 2), f32)
+    return b.fpext(b.load(_element(b, address, index, f16), align=2), f32)
 
 
 load_f16 = emit("load_f16", types.float32, 2, _load_f16)
@@ -319,12 +320,11 @@ load_f16 = emit("load_f16", types.float32, 2, _load_f16)
 
 def _storer(name: str, type_: ir.Type, align: int) -> Any:
     def body(b: ir.IRBuilder, address: ir.Value, index: ir.Value, value: ir.Value) -> None:
-        e = Emitter(b)
         if isinstance(type_, ir.IntType) and type_.width < 64:
             value = b.trunc(value, type_)
         elif type_ is f16:
             value = b.fptrunc(value, f16)
-        e.store(value, e.at(address, index, align), align)
+        b.store(value, _element(b, address, index, type_), align=align)
 
     return emit(name, types.void, 3, body)
 

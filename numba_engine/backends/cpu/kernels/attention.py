@@ -38,6 +38,7 @@ from numba_engine.backends.cpu.intrinsics import (
 from numba_engine.backends.cpu.thread_team import ARGS, run
 
 CHUNK = 64
+_SCORE_HEADS = 3  # heads that share a read of k: 8 keys' accumulators of each fit in registers
 _VECTOR_BUDGET = 24  # accumulators of v kept in registers at once
 
 (_OUT, _QKV, _ROW, _K, _V, _CU_SEQLENS, _CONTEXT_LENS, _BLOCK_TABLES, _MAX_BLOCKS, _NUM_SEQS, _KV, _BLOCK_SIZE,
@@ -93,26 +94,23 @@ def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int
     element_bytes = 2 if is_f16 else 4
     partial_bytes = int(partial_floats.py_func(head_dim)) * 4 * group_size
 
-    offset_place, partial_place = stack_bytes(CHUNK * 8), stack_bytes(partial_bytes)
+    offset_place, partial_place = stack_bytes(CHUNK // 8 * 8), stack_bytes(partial_bytes)
 
     @inner
-    def attend_chunk(args: int, t: int, kv_head: int, s: int, low: int, high: int, out: int) -> None:
-        """One chunk (positions low … high) of token t into the partials at ``out``."""
+    def attend_chunk(args: int, t: int, kv_head: int, s: int, first: int, low: int, high: int, out: int) -> None:
+        """Positions low … high, all within the chunk that begins at ``first``, of token t, into the partials at out."""
         block_size, num_kv_heads = load_i64(args, _BLOCK_SIZE), load_i64(args, _KV)
         table = load_i64(args, _BLOCK_TABLES) + s * load_i64(args, _MAX_BLOCKS) * 4
         offsets = offset_place(0)
-        n = high - low
-        offset = np.int64(0)
-        for i in range(n):
-            position = low + i
+        for octet in range(CHUNK // 8):
+            # An octet outside of what is visible may have no block: read one inside, to no effect.
+            position = max(low - low % 8, min(first + 8 * octet, high - 1 - (high - 1) % 8))
             block = np.int64(load_i32(table, position // block_size))
             slot = (block * num_kv_heads + kv_head) * block_size + position % block_size
-            offset = slot * head_dim * element_bytes
-            store_i64(offsets, i, offset)
-        for i in range(n, (n + LANES - 1) // LANES * LANES):
-            store_i64(offsets, i, offset)
+            store_i64(offsets, octet, slot * head_dim * element_bytes)
         q = load_i64(args, _QKV) + (t * load_i64(args, _ROW) + kv_head * group_size * head_dim) * 4
-        attend(q, load_i64(args, _K), load_i64(args, _V), offsets, n, np.float32(load_f64(args, _SCALE)), out)
+        scale = np.float32(load_f64(args, _SCALE))
+        attend(q, load_i64(args, _K), load_i64(args, _V), offsets, low - first, high - first, scale, out)
 
     @inner
     def sequence_of(args: int, t: int) -> int:
@@ -143,9 +141,9 @@ def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int
             s = sequence_of(args, t)
             first, last = visible(args, t, s)
             chunk = first // CHUNK
-            attend_chunk(args, t, kv_head, s, first, min(last, (chunk + 1) * CHUNK), total)
+            attend_chunk(args, t, kv_head, s, chunk * CHUNK, first, min(last, (chunk + 1) * CHUNK), total)
             for c in range(chunk + 1, (last + CHUNK - 1) // CHUNK):
-                attend_chunk(args, t, kv_head, s, c * CHUNK, min(last, (c + 1) * CHUNK), part)
+                attend_chunk(args, t, kv_head, s, c * CHUNK, c * CHUNK, min(last, (c + 1) * CHUNK), part)
                 merge(total, part)
             finish(load_i64(args, _OUT) + item * group_size * head_dim * 4, total)
 
@@ -158,7 +156,8 @@ def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int
             first, last = visible(args, t, s)
             low, high = max(first, c * CHUNK), min(last, (c + 1) * CHUNK)
             if low < high:
-                attend_chunk(args, t, kv_head, s, low, high, load_i64(args, _PARTIALS) + piece * partial_bytes)
+                to = load_i64(args, _PARTIALS) + piece * partial_bytes
+                attend_chunk(args, t, kv_head, s, c * CHUNK, low, high, to)
 
     def attention_merge(begin: int, end: int, args: int) -> None:
         num_kv_heads, chunks = load_i64(args, _KV), load_i64(args, _CHUNKS)
@@ -208,69 +207,92 @@ class _Head:
 
 
 def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> object:
-    """Intrinsic: n ≤ CHUNK keys and values at byte offsets, for the G heads at q, into G partials at out."""
+    """Intrinsic: keys low … high of a chunk, for the G heads at q, into G partials at out.
+
+    The chunk's keys are in octets at byte offsets from k and v, so that a block may be as small as 8.
+    """
     element = f16 if is_f16 else f32
+    row_bytes = head_dim * (2 if is_f16 else 4)
     stride = int(partial_floats.py_func(head_dim)) * 4
+    num_tiles = CHUNK // LANES
 
     def body(
-        b: ir.IRBuilder, q: ir.Value, k: ir.Value, v: ir.Value, offsets: ir.Value, n: ir.Value, scale: ir.Value,
-        out: ir.Value,
+        b: ir.IRBuilder, q: ir.Value, k: ir.Value, v: ir.Value, offsets: ir.Value, low: ir.Value, high: ir.Value,
+        scale: ir.Value, out: ir.Value,
     ) -> None:  # fmt: skip
         e = Emitter(b)
         head = _Head(e, head_dim)
         vectors = range(len(head.widths))
-        weights = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(vf32, group_size * CHUNK // LANES)), i64)
-        tiles = b.lshr(b.add(n, e.int(LANES - 1)), e.int(4))
+        weights = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(vf32, group_size * num_tiles)), i64)
         minus_infinity = e.const(vf32, float("-inf"))
+        first_tile = b.lshr(low, e.int(4))
+        tiles = b.sub(b.lshr(b.add(high, e.int(LANES - 1)), e.int(4)), first_tile)
 
-        with e.loop(e.int(group_size)) as g:
-            head_weights = e.at(weights, g, CHUNK * 4)
-            head_q = e.at(q, g, head_dim * 4)
-            largest = cgutils.alloca_once(b, vf32)
+        with e.loop(tiles) as i:
+            tile = b.add(first_tile, i)
+            before = e.first_lanes(b.sub(low, b.shl(tile, e.int(4))))
+            valid = b.and_(e.first_lanes(b.sub(high, b.shl(tile, e.int(4)))), b.not_(before))
+            for heads in _split(group_size, _SCORE_HEADS):
+                halves: dict[int, list[ir.Value]] = {g: [] for g in heads}
+                for half in range(2):
+                    keys = e.at(k, e.load(e.at(e.at(offsets, tile, 16), 8 * half), i64, 8))
+                    rows: dict[int, list[ir.Value]] = {g: [] for g in heads}
+                    for j in range(8):
+                        sums: dict[int, ir.Value] = {}
+                        for n in vectors:
+                            key = head.load(e.at(keys, j * row_bytes), n, element)
+                            for g in heads:
+                                query = head.load(e.at(q, g * head_dim * 4), n, f32)
+                                sums[g] = e.fma(query, key, sums[g]) if n else b.fmul(query, key)
+                        for g in heads:
+                            rows[g].append(sums[g])
+                    for g in heads:
+                        halves[g].append(e.fold_rows(rows[g]))
+                for g in heads:
+                    scores = e.in_row_order(e.fold(halves[g][0], halves[g][1], 2))
+                    scores = b.select(valid, b.fmul(scores, e.splat(scale)), minus_infinity)
+                    e.store(scores, e.at(e.at(weights, g * CHUNK * 4), tile, LANES * 4), 64)
+
+        for g in range(group_size):
+            head_weights = e.at(weights, g * CHUNK * 4)
+            largest, sums_place = cgutils.alloca_once(b, vf32), cgutils.alloca_once(b, vf32)
             b.store(minus_infinity, largest)
-            qs = [head.load(head_q, i, f32) for i in vectors]
-            with e.loop(tiles) as tile:
-                rows = []
-                for j in range(LANES):
-                    key = e.at(k, e.load(e.at(e.at(offsets, tile, LANES * 8), 8 * j), i64, 8))
-                    row = b.fmul(qs[0], head.load(key, 0, element))
-                    for i in vectors[1:]:
-                        row = e.fma(qs[i], head.load(key, i, element), row)
-                    rows.append(row)
-                scores = b.fmul(e.reduce_rows(rows), e.splat(scale))
-                valid = e.first_lanes(b.sub(n, b.shl(tile, e.int(4))))
-                scores = b.select(valid, scores, minus_infinity)
-                e.store(scores, e.at(head_weights, tile, LANES * 4), 64)
+            b.store(ir.Constant(vf32, None), sums_place)
+            with e.loop(tiles) as i:
+                scores = e.load(e.at(head_weights, b.add(first_tile, i), LANES * 4), vf32, 64)
                 b.store(e.binary("maxnum", b.load(largest), scores), largest)
             m = e.reduce(b.load(largest), lambda x, y: e.binary("maxnum", x, y))
-            sums = cgutils.alloca_once(b, vf32)
-            b.store(ir.Constant(vf32, None), sums)
-            with e.loop(tiles) as tile:
-                place = e.at(head_weights, tile, LANES * 4)
+            with e.loop(tiles) as i:
+                place = e.at(head_weights, b.add(first_tile, i), LANES * 4)
                 p = e.exp(b.fsub(e.load(place, vf32, 64), e.splat(m)))
                 e.store(p, place, 64)
-                b.store(b.fadd(b.load(sums), p), sums)
-            partial = e.at(out, g, stride)
+                b.store(b.fadd(b.load(sums_place), p), sums_place)
+            partial = e.at(out, g * stride)
             e.store(m, e.at(partial, head_dim * 4), 4)
-            e.store(e.reduce(b.load(sums), b.fadd), e.at(partial, head_dim * 4 + 4), 4)
+            e.store(e.reduce(b.load(sums_place), b.fadd), e.at(partial, head_dim * 4 + 4), 4)
 
-        heads_at_once = max(1, min(group_size, _VECTOR_BUDGET // len(head.widths)))
-        for first in range(0, group_size, heads_at_once):
-            heads = range(first, min(first + heads_at_once, group_size))
-            places = {(g, i): cgutils.alloca_once(b, vf32) for g in heads for i in vectors}
+        for heads in _split(group_size, max(1, _VECTOR_BUDGET // len(head.widths))):
+            places = {(g, n): cgutils.alloca_once(b, vf32) for g in heads for n in vectors}
             for place in places.values():
                 b.store(ir.Constant(vf32, None), place)
-            with e.loop(n) as j:
-                value = e.at(v, e.load(e.at(offsets, j, 8), i64, 8))
+            with e.loop(b.sub(high, low)) as i:
+                j = b.add(low, i)
+                octet = e.load(e.at(offsets, b.lshr(j, e.int(3)), 8), i64, 8)
+                value = e.at(e.at(v, octet), b.and_(j, e.int(7)), row_bytes)
                 ps = {g: e.splat(e.load(e.at(e.at(weights, g * CHUNK * 4), j, 4), f32, 4)) for g in heads}
-                for i in vectors:
-                    vector = head.load(value, i, element)
+                for n in vectors:
+                    vector = head.load(value, n, element)
                     for g in heads:
-                        b.store(e.fma(ps[g], vector, b.load(places[g, i])), places[g, i])
-            for (g, i), place in places.items():
-                head.store(b.load(place), e.at(out, g * stride), i)
+                        b.store(e.fma(ps[g], vector, b.load(places[g, n])), places[g, n])
+            for (g, n), place in places.items():
+                head.store(b.load(place), e.at(out, g * stride), n)
 
-    return emit("attend_chunk", types.void, 7, body)
+    return emit("attend_chunk", types.void, 8, body)
+
+
+def _split(count: int, most: int) -> list[range]:
+    """0 … count in runs of at most ``most``."""
+    return [range(first, min(first + most, count)) for first in range(0, count, most)]
 
 
 def _merge(head_dim: int, group_size: int) -> object:
