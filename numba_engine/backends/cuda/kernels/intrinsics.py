@@ -17,7 +17,7 @@ from numba.cuda.extending import intrinsic
 from numba.cuda.types import UniTuple, float32, int64, uint16, uint32, uint64, void
 
 _I16, _I32, _I64, _F16, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.HalfType(), ir.FloatType()
-_ROUNDS = {_F32: "=f", _I32: "=r"}
+_RESULT = {_F32: "=f", _I32: "=r"}
 _OPERAND = {_F32: "f", _I32: "r", _I64: "l"}
 
 
@@ -25,52 +25,62 @@ def _asm(
     builder: Any, text: str, result: Any, count: int, args: list[Any], arg_types: list[Any], *, volatile: bool
 ) -> Any:
     """One inline PTX instruction; ``count`` results of one type (0: none)."""
-    constraints = [_ROUNDS[result]] * count + [_OPERAND[type] for type in arg_types]
+    constraints = [_RESULT[result]] * count + [_OPERAND[type] for type in arg_types]
     returned = ir.VoidType() if count == 0 else result if count == 1 else ir.LiteralStructType([result] * count)
     asm = ir.InlineAsm(ir.FunctionType(returned, arg_types), text, ",".join(constraints), side_effect=volatile)
     return builder.call(asm, args)
 
 
-def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+def _element(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    """Pointer to an element of a flat array."""
     data = context.make_array(array_type)(context, builder, array).data
-    return builder.ptrtoint(builder.gep(data, [builder.zext(index, _I64)]), _I64)
-
-
-def _quad_load(instruction: str, element: Any, llvm_type: Any) -> Callable[..., Any]:
-    def typed(typing_context: Any, array: Any, index: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            address = _address(context, builder, signature.args[0], args[0], args[1])
-            text = f"{instruction} {{$0, $1, $2, $3}}, [$4];"
-            quad = _asm(builder, text, llvm_type, 4, [address], [_I64], volatile=True)
-            parts = [builder.extract_value(quad, i) for i in range(4)]
-            return context.make_tuple(builder, signature.return_type, parts)
-
-        return UniTuple(element, 4)(array, uint32), generate
-
-    return typed
-
-
-load_weights = intrinsic(_quad_load("ld.global.nc.L1::no_allocate.L2::256B.v4.u32", uint32, _I32))
-"""load_weights(array, index) -> 4 × uint32: data read once, so it does not displace others from L1."""
-
-load_words = intrinsic(_quad_load("ld.global.v4.u32", uint32, _I32))
-"""load_words(array, index) -> 4 × uint32 (cached, and coherent with this kernel's own writes before a barrier)."""
-
-load_quad = intrinsic(_quad_load("ld.global.v4.f32", float32, _F32))
-"""load_quad(array, index) -> 4 × float32."""
+    return builder.gep(data, [builder.zext(index, _I64)])
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def store_quad(typing_context: Any, array: Any, index: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """array[index : index + 4] = a, b, c, d in one 128-bit store to global memory."""
+def load_weights(typing_context: Any, array: Any, index: Any) -> Any:
+    """load_weights(array, index) -> 4 × uint32 that nobody writes and nobody reads again: not kept in L1."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = _address(context, builder, signature.args[0], args[0], args[1])
-        text = "st.global.v4.f32 [$0], {$1, $2, $3, $4};"
-        _asm(builder, text, _F32, 0, [address, *args[2:]], [_I64] + [_F32] * 4, volatile=True)
+        address = builder.ptrtoint(_element(context, builder, signature.args[0], args[0], args[1]), _I64)
+        text = "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0, $1, $2, $3}, [$4];"
+        quad = _asm(builder, text, _I32, 4, [address], [_I64], volatile=True)
+        parts = [builder.extract_value(quad, i) for i in range(4)]
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    return UniTuple(uint32, 4)(array, uint32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_quad(typing_context: Any, array: Any, index: Any) -> Any:
+    """load_quad(array, index) -> array[index : index + 4] as a tuple, in one 128-bit load. Shared or global memory."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _element(context, builder, signature.args[0], args[0], args[1])
+        quad = builder.load(builder.bitcast(pointer, _quad_of(pointer).as_pointer()), align=16)
+        parts = [builder.extract_element(quad, _I32(i)) for i in range(4)]
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    return UniTuple(array.dtype, 4)(array, uint32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def store_quad(typing_context: Any, array: Any, index: Any, quad: Any) -> Any:
+    """array[index : index + 4] = quad, in one 128-bit store. Shared or global memory."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _element(context, builder, signature.args[0], args[0], args[1])
+        vector = ir.Constant(_quad_of(pointer), ir.Undefined)
+        for i, value in enumerate(cgutils.unpack_tuple(builder, args[2], 4)):
+            vector = builder.insert_element(vector, value, _I32(i))
+        builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=16)
         return context.get_dummy_value()
 
-    return void(array, uint32, float32, float32, float32, float32), generate
+    return void(array, uint32, UniTuple(array.dtype, 4)), generate
+
+
+def _quad_of(pointer: Any) -> Any:
+    return ir.VectorType(pointer.type.pointee, 4)
 
 
 def _operation(returned: Any, arguments: list[Any], build: Callable[..., Any]) -> Any:

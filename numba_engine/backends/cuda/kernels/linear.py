@@ -49,6 +49,7 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
     fma,
     load_quad,
     load_weights,
+    store_quad,
 )
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
@@ -120,11 +121,11 @@ def _float(format: StorageFormat, columns: int) -> Any:
                     for q in static_range(quads_per_load):
                         place = uint32(staged + (uint32(load * quads_per_load + q) * width + lane) * uint32(4))
                         for c in range(columns):
+                            values = load_quad(x_chunk, uint32(place + uint32(c * chunk)))
                             for r in range(4):
                                 for i in range(4):
                                     word = words[16 * load + 4 * r + (4 * q + i) // values_per_word]
-                                    value = x_chunk[uint32(place + uint32(c * chunk + i))]
-                                    sums[4 * c + r] = fma(to_float(word, i % values_per_word), value, sums[4 * c + r])
+                                    sums[4 * c + r] = fma(to_float(word, i % values_per_word), values[i], sums[4 * c + r])
             base = uint32(base + lanes)
 
         write(
@@ -203,13 +204,12 @@ def _quantized(format: StorageFormat, columns: int) -> Any:
                     for q in static_range(8):
                         place = uint32(block * uint32(32) + ((block & uint32(7)) ^ uint32(q)) * uint32(4))
                         for c in range(columns):
+                            values = load_quad(x_chunk, uint32(place + uint32(c * chunk)))
                             for r in range(4):
                                 for i in range(4):
                                     word = words[(4 * half + r) * words_per_block + (4 * q + i) // values_per_word]
-                                    value = x_chunk[uint32(place + uint32(c * chunk + i))]
-                                    dots[4 * c + r] = fma(
-                                        to_float(word, (4 * q + i) % values_per_word), value, dots[4 * c + r]
-                                    )
+                                    weight = to_float(word, (4 * q + i) % values_per_word)
+                                    dots[4 * c + r] = fma(weight, values[i], dots[4 * c + r])
                     for c in range(columns):
                         x_sum = x_sums[uint32(block + uint32(c * num_blocks))]
                         for r in range(4):
@@ -236,8 +236,7 @@ def _stage(x_chunk, offset, x, row, column, num_rows, in_features, size):  # typ
         quad = (float32(0), float32(0), float32(0), float32(0))
         if uint32(row) < num_rows and uint32(column + place) < in_features:
             quad = load_quad(x, uint32(uint32(row) * in_features + column + place))
-        for i in range(4):
-            x_chunk[uint32(uint32(offset + i) + place)] = quad[i]
+        store_quad(x_chunk, uint32(uint32(offset) + place), quad)
         place = uint32(place + uint32(4 * THREADS))
 
 
@@ -252,8 +251,7 @@ def _stage_blocks(x_chunk, offset, x_sums, sums_offset, x, row, column, num_rows
             quad = load_quad(x, uint32(uint32(row) * in_features + source))
         block = uint32(quad_index >> uint32(3))
         place = uint32(uint32(offset) + (quad_index ^ (block & uint32(7))) * uint32(4))
-        for i in range(4):
-            x_chunk[uint32(place + uint32(i))] = quad[i]
+        store_quad(x_chunk, place, quad)
         total = float32(float32(quad[0] + quad[1]) + float32(quad[2] + quad[3]))
         total += cuda.shfl_xor_sync(FULL_WARP, total, 1)
         total += cuda.shfl_xor_sync(FULL_WARP, total, 2)
