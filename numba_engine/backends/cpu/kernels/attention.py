@@ -41,8 +41,8 @@ CHUNK = 64
 _SCORE_HEADS = 3  # heads that share a read of k: 8 keys' accumulators of each fit in registers
 _VECTOR_BUDGET = 24  # accumulators of v kept in registers at once
 
-(_OUT, _QKV, _ROW, _K, _V, _CU_SEQLENS, _CONTEXT_LENS, _BLOCK_TABLES, _MAX_BLOCKS, _NUM_SEQS, _KV, _BLOCK_SIZE,
- _WINDOW, _SCALE, _PARTIALS, _CHUNKS, _ATTEND) = range(17)  # fmt: skip
+(_OUT, _QKV, _ROW, _K, _V, _CU_SEQLENS, _CONTEXT_LENS, _BLOCK_TABLES, _MAX_BLOCKS, _NUM_SEQS, _KV, _BLOCK_SHIFT,
+ _WINDOW, _SCALE, _PARTIALS, _CHUNKS, _PREFETCH) = range(17)  # fmt: skip
 
 
 @launcher
@@ -65,12 +65,16 @@ def attention(
     team[ARGS + _MAX_BLOCKS] = block_tables.shape[1]
     team[ARGS + _NUM_SEQS] = context_lens.size
     team[ARGS + _KV] = num_kv_heads
-    team[ARGS + _BLOCK_SIZE] = k.shape[2]
+    block_shift = 0
+    while 1 << block_shift < k.shape[2]:
+        block_shift += 1
+    team[ARGS + _BLOCK_SHIFT] = block_shift
     team[ARGS + _WINDOW] = window
     store_f64(team.ctypes.data, ARGS + _SCALE, scale)
     team[ARGS + _PARTIALS] = partials.ctypes.data
     chunks = (max_context_len + CHUNK - 1) // CHUNK
     team[ARGS + _CHUNKS] = chunks
+    team[ARGS + _PREFETCH] = 1 if out.shape[0] == context_lens.size else 0  # a prompt's keys stay in cache
     group = out.shape[1] // (num_kv_heads * k.shape[3])
     if num_items < 16 and chunks > 1 and num_items * chunks * group * partial_floats(k.shape[3]) <= partials.size:
         run(team, split_kernel, num_items * chunks, 1)
@@ -94,23 +98,29 @@ def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int
     element_bytes = 2 if is_f16 else 4
     partial_bytes = int(partial_floats.py_func(head_dim)) * 4 * group_size
 
-    offset_place, partial_place = stack_bytes(CHUNK // 8 * 8), stack_bytes(partial_bytes)
+    offset_place, partial_place = stack_bytes(2 * CHUNK // 8 * 8), stack_bytes(partial_bytes)
 
     @inner
-    def attend_chunk(args: int, t: int, kv_head: int, s: int, first: int, low: int, high: int, out: int) -> None:
-        """Positions low … high, all within the chunk that begins at ``first``, of token t, into the partials at out."""
-        block_size, num_kv_heads = load_i64(args, _BLOCK_SIZE), load_i64(args, _KV)
+    def attend_chunk(
+        args: int, t: int, kv_head: int, s: int, first: int, low: int, high: int, last: int, out: int
+    ) -> None:
+        """Positions low … high, all within the chunk that begins at ``first``, of token t, into the partials at out.
+
+        ``last`` is where the token's context ends.
+        """
+        shift, num_kv_heads = load_i64(args, _BLOCK_SHIFT), load_i64(args, _KV)
         table = load_i64(args, _BLOCK_TABLES) + s * load_i64(args, _MAX_BLOCKS) * 4
         offsets = offset_place(0)
-        for octet in range(CHUNK // 8):
+        for octet in range(2 * CHUNK // 8):  # the next chunk's too, for prefetching
             # An octet outside of what is visible may have no block: read one inside, to no effect.
-            position = max(low - low % 8, min(first + 8 * octet, high - 1 - (high - 1) % 8))
-            block = np.int64(load_i32(table, position // block_size))
-            slot = (block * num_kv_heads + kv_head) * block_size + position % block_size
+            position = max(low & ~7, min(first + 8 * octet, (last - 1) & ~7))
+            block = np.int64(load_i32(table, position >> shift))
+            slot = ((block * num_kv_heads + kv_head) << shift) + (position & ((1 << shift) - 1))
             store_i64(offsets, octet, slot * head_dim * element_bytes)
         q = load_i64(args, _QKV) + (t * load_i64(args, _ROW) + kv_head * group_size * head_dim) * 4
         scale = np.float32(load_f64(args, _SCALE))
-        attend(q, load_i64(args, _K), load_i64(args, _V), offsets, low - first, high - first, scale, out)
+        k, v = load_i64(args, _K), load_i64(args, _V)
+        attend(q, k, v, offsets, low - first, high - first, scale, load_i64(args, _PREFETCH), out)
 
     @inner
     def sequence_of(args: int, t: int) -> int:
@@ -141,9 +151,9 @@ def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int
             s = sequence_of(args, t)
             first, last = visible(args, t, s)
             chunk = first // CHUNK
-            attend_chunk(args, t, kv_head, s, chunk * CHUNK, first, min(last, (chunk + 1) * CHUNK), total)
+            attend_chunk(args, t, kv_head, s, chunk * CHUNK, first, min(last, (chunk + 1) * CHUNK), last, total)
             for c in range(chunk + 1, (last + CHUNK - 1) // CHUNK):
-                attend_chunk(args, t, kv_head, s, c * CHUNK, c * CHUNK, min(last, (c + 1) * CHUNK), part)
+                attend_chunk(args, t, kv_head, s, c * CHUNK, c * CHUNK, min(last, (c + 1) * CHUNK), last, part)
                 merge(total, part)
             finish(load_i64(args, _OUT) + item * group_size * head_dim * 4, total)
 
@@ -157,7 +167,7 @@ def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int
             low, high = max(first, c * CHUNK), min(last, (c + 1) * CHUNK)
             if low < high:
                 to = load_i64(args, _PARTIALS) + piece * partial_bytes
-                attend_chunk(args, t, kv_head, s, c * CHUNK, low, high, to)
+                attend_chunk(args, t, kv_head, s, c * CHUNK, low, high, last, to)
 
     def attention_merge(begin: int, end: int, args: int) -> None:
         num_kv_heads, chunks = load_i64(args, _KV), load_i64(args, _CHUNKS)
@@ -218,7 +228,7 @@ def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> object:
 
     def body(
         b: ir.IRBuilder, q: ir.Value, k: ir.Value, v: ir.Value, offsets: ir.Value, low: ir.Value, high: ir.Value,
-        scale: ir.Value, out: ir.Value,
+        scale: ir.Value, prefetch: ir.Value, out: ir.Value,
     ) -> None:  # fmt: skip
         e = Emitter(b)
         head = _Head(e, head_dim)
@@ -230,6 +240,11 @@ def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> object:
 
         with e.loop(tiles) as i:
             tile = b.add(first_tile, i)
+            with b.if_then(b.icmp_signed("!=", prefetch, e.int(0))):
+                for half in range(2):
+                    here = e.at(e.at(offsets, tile, 16), 8 * half)
+                    e.prefetch(e.at(v, e.load(here, i64, 8)), 8 * row_bytes)
+                    e.prefetch(e.at(k, e.load(e.at(here, CHUNK), i64, 8)), 8 * row_bytes)
             before = e.first_lanes(b.sub(low, b.shl(tile, e.int(4))))
             valid = b.and_(e.first_lanes(b.sub(high, b.shl(tile, e.int(4)))), b.not_(before))
             for heads in _split(group_size, _SCORE_HEADS):
@@ -287,7 +302,7 @@ def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> object:
             for (g, n), place in places.items():
                 head.store(b.load(place), e.at(out, g * stride), n)
 
-    return emit("attend_chunk", types.void, 8, body)
+    return emit("attend_chunk", types.void, 9, body)
 
 
 def _split(count: int, most: int) -> list[range]:
