@@ -31,12 +31,13 @@ DEFAULT_LANES = 16384
 class PtxArray:
     """An array in simulated global memory."""
 
-    __slots__ = ("_allocation", "_dtype", "_shape")
+    __slots__ = ("_allocation", "_dtype", "_offset", "_shape")
 
-    def __init__(self, allocation: Allocation, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, allocation: Allocation, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> None:
         self._allocation = allocation
         self._shape = shape
         self._dtype = dtype
+        self._offset = offset
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,7 +66,7 @@ class PtxArray:
     @property
     def pointer(self) -> int:
         """The simulated address of the first element."""
-        return self._allocation.start
+        return self._allocation.start + self._offset
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -79,7 +80,14 @@ class PtxArray:
         count = int(np.prod(shape, dtype=np.int64))
         if count != self.size:
             raise ValueError(f"cannot reshape {self._shape} into {shape}")
-        return PtxArray(self._allocation, shape, self._dtype)
+        return PtxArray(self._allocation, shape, self._dtype, self._offset)
+
+    def __getitem__(self, rows: slice) -> PtxArray:
+        """Consecutive rows, in the same memory."""
+        start, stop, step = rows.indices(self._shape[0])
+        assert step == 1, "rows must be consecutive"
+        shape = (max(stop - start, 0), *self._shape[1:])
+        return PtxArray(self._allocation, shape, self._dtype, self._offset + start * self.strides[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +151,8 @@ class PtxDevice:
         self.arena.write(array.allocation, host)
 
     def download(self, array: PtxArray) -> np.ndarray:
-        data = self.arena.contents(array.allocation)[: array.nbytes]
+        start = array.pointer - array.allocation.start
+        data = self.arena.contents(array.allocation)[start : start + array.nbytes]
         return data.view(array.dtype).reshape(array.shape).copy()
 
     def free(self, array: PtxArray) -> None:

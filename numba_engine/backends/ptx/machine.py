@@ -118,6 +118,8 @@ class Machine:
         """What %clock reads."""
         self.first_block = 0
         self.grid = (1, 1, 1)
+        self.extensions: dict[str, Any] = {}
+        """State of instruction groups that need some, by name."""
         self.passing: set[int] = set()
         """Blocks whose waiting lanes were let through a barrier by others."""
         self.arrivals: dict[int, np.ndarray] = {}

@@ -280,7 +280,7 @@ class _Parser:
                 elif word[1:] not in ("ptr", "global", "const", "shared", "local", "generic", "attribute"):
                     raise self.error(f"unknown attribute {word} of a variable")
             elif word.startswith("["):
-                dimensions.append(int(word.strip("[]") or 0, 0))
+                dimensions.append(int(word.strip("[]") or "0", 0))
             elif not name:
                 name = word
         if not element or not name:
