@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
+import secrets
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +20,15 @@ from typing import Any
 
 import numba
 import platformdirs
-from numba.core import caching, ccallback, sigutils
+from numba.core import bytecode, caching, ccallback, sigutils
 from numba.core.registry import CPUDispatcher
 
 _PACKAGE = Path(__file__).parent
+
+# numba tells functions of one name apart by a counter that begins at 1 in every process. The counter becomes part of
+# their symbols, so kernels that two processes compiled and kept could define one symbol twice, and a third process that
+# loads both would run the wrong function. A random beginning makes symbols unique across processes.
+bytecode.FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
 
 
 def launcher(function: Callable[..., Any]) -> CPUDispatcher:
