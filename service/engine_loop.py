@@ -338,7 +338,6 @@ class EngineLoop:
                 self.stats = llm.stats
                 if llm.has_unfinished:
                     self._engine_step(llm)
-                    self.stats = llm.stats
         except BaseException as error:
             # Nothing may die silently here, whatever it is: people wait for this thread's answers.
             if not isinstance(error, NumbaEngineError):
@@ -396,6 +395,7 @@ class EngineLoop:
                 events.append((stream, output))
         if self._engine_profiled is not None:
             events += self._engine_profile_events(llm, self._engine_profiled, profiled_output)
+        self.stats = llm.stats  # who has seen an output sees the step that made it counted
         self._post(*events)
 
     def _engine_profile_events(

@@ -23,7 +23,7 @@ from service.config import ServiceConfig
 from service.engine_loop import EngineLoop, EngineState, Load
 from service.errors import StartupError
 from service.servicer import InferenceServicer
-from service.status import ServerStatus
+from service.status import HealthServicer, ServerStatus
 from service.telemetry import configure_logging, log
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -85,7 +85,7 @@ class Server:
         self._servicer = InferenceServicer(self._engine, self._status, config)
         self._grpc = grpc.aio.server(options=_grpc_options(config))
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._servicer, self._grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(self._status.health, self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._status), self._grpc)
         if config.reflection:
             names = (SERVICE_NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._grpc)
@@ -97,7 +97,6 @@ class Server:
     async def start(self) -> None:
         """Binds the address and begins to load; calls are answered from here on. Raises StartupError."""
         self.port = self._bind()
-        await self._status.publish()
         await self._grpc.start()
         if not self._config.is_loopback and self._config.tls_cert is None:
             log(logging.WARNING, "anyone who reaches this address can use the server, and reads along: it has no TLS")
@@ -106,7 +105,7 @@ class Server:
 
     async def run_until_closed(self) -> int:
         """Serves until ``closing`` is set or the engine fails; the process's exit code."""
-        async with _background(self._status.monitor()):
+        async with _background(self._status.log_stuck_engine()):
             failed = await self._wait_for_end()
             await (self._close() if failed else self._drain_and_close())
         return EXIT_FAILED if failed else EXIT_OK
@@ -118,7 +117,6 @@ class Server:
             if not self._engine_changed.is_set():
                 continue
             self._engine_changed.clear()
-            await self._status.publish()
             if self._engine.state is EngineState.RUNNING:
                 log(logging.INFO, "ready", model=self._engine.llm.model_info.name)
             elif self._engine.state is EngineState.FAILED and self._must_exit:
@@ -133,7 +131,6 @@ class Server:
 
     async def _drain_and_close(self) -> None:
         self._status.draining = True
-        await self._status.publish()
         counters = self._servicer.counters
         log(logging.INFO, "draining", in_flight=counters.in_flight, timeout_s=self._config.drain_timeout_s)
         if not await self._idle_within(self._config.drain_timeout_s):
@@ -149,6 +146,7 @@ class Server:
         return self._servicer.counters.in_flight == 0
 
     async def _close(self) -> None:
+        self._status.closed = True
         self._engine.stop()
         await self._grpc.stop(_CLOSE_S)
         self._servicer.close()

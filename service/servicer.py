@@ -18,7 +18,7 @@ from numba_engine_api.v1 import inference_pb2_grpc as api_grpc
 from service import translate
 from service.config import ServiceConfig
 from service.engine_loop import EngineLoop
-from service.errors import EngineFailedError, NoChatTemplateError, SlowClientError, UnknownRequestError
+from service.errors import EngineFailedError, SlowClientError, UnknownRequestError
 from service.status import ServerStatus
 from service.telemetry import Counters, RequestRecord, log
 
@@ -29,6 +29,7 @@ _TEXT_THREADS = 2
 # A cancellation this close to the deadline is the deadline's: the client's clock may run ahead of ours by network time.
 _DEADLINE_TOLERANCE_S = 0.05
 _RETRY_WHEN_FULL_S = 1.0
+_MAX_LOGGED_CHARS = 1000
 
 
 class InferenceServicer(api_grpc.InferenceServiceServicer):
@@ -41,7 +42,8 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         self._config = config
         self._calls_in_flight = 0
         self._request_ended = asyncio.Event()
-        # Tokenising a long prompt takes seconds: off the loop, and on few threads, because the cores are the engine's.
+        # Checking and tokenising a long prompt takes seconds: not on the loop, and on few threads, because the engine
+        # wants the cores.
         self._text_threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="text")
 
     async def idle(self) -> None:
@@ -55,8 +57,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: api.GenerateRequest, context: _Context) -> None:
         async with self._request("Generate", request, context) as record:
-            params = translate.to_sampling_params(request.sampling, self._engine.llm.default_sampling)
-            prompt = await self._prompt_token_ids(request, params)
+            prompt, params = await self._prepared(request)
             stream = self._engine.submit(record.request_id, prompt, params)
             try:
                 await stream.accepted()
@@ -70,8 +71,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
 
     async def Profile(self, request: api.ProfileRequest, context: _Context) -> None:
         async with self._request("Profile", request, context) as record:
-            params = translate.to_profile_sampling_params(request)
-            prompt = await self._prompt_token_ids(request, params)
+            prompt, params = await self._prepared(request)
             fusion = request.fusion if request.HasField("fusion") else True
             stream = self._engine.submit_profile(record.request_id, prompt, params, fusion=fusion)
             try:
@@ -88,20 +88,12 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
     async def Tokenize(self, request: api.TokenizeRequest, context: _Context) -> api.TokenizeResponse:
         async with self._answering(context, _new_id(), request):
             self._status.require_ready()
-            translate.require_input(request)
-            if request.HasField("chat"):
-                return api.TokenizeResponse(token_ids=await self._chat_token_ids(request.chat))
-            llm, add = self._engine.llm, request.add_special_tokens if request.HasField("add_special_tokens") else True
-            token_ids = await self._on_text_thread(lambda: llm.tokenize(request.text, add_special_tokens=add))
-            return api.TokenizeResponse(token_ids=token_ids)
+            return await self._on_text_thread(lambda: translate.tokenized(self._engine.llm, request))
 
     async def Detokenize(self, request: api.DetokenizeRequest, context: _Context) -> api.DetokenizeResponse:
         async with self._answering(context, _new_id(), request):
             self._status.require_ready()
-            llm, token_ids = self._engine.llm, list(request.token_ids)
-            skip = request.skip_special_tokens
-            text = await self._on_text_thread(lambda: llm.detokenize(token_ids, skip_special_tokens=skip))
-            return api.DetokenizeResponse(text=text)
+            return await self._on_text_thread(lambda: translate.detokenized(self._engine.llm, request))
 
     async def GetModelInfo(self, request: api.GetModelInfoRequest, context: _Context) -> api.GetModelInfoResponse:
         async with self._answering(context, _new_id(), request):
@@ -124,32 +116,20 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
 
     async def Abort(self, request: api.AbortRequest, context: _Context) -> api.AbortResponse:
         async with self._answering(context, _new_id(), request):
-            request_id = translate.to_request_id(request.request_id)
-            output = await self._engine.abort(request_id)
+            translate.require_request_id(request.request_id)
+            output = await self._engine.abort(request.request_id)
             if output is None:
-                raise UnknownRequestError(request_id)
+                raise UnknownRequestError(request.request_id)
             return api.AbortResponse(usage=translate.to_usage(output.usage))
 
     # ---- parts of a request ----------------------------------------------------------------------------------------
 
-    async def _prompt_token_ids(
-        self, request: api.GenerateRequest | api.ProfileRequest, params: SamplingParams
-    ) -> list[int]:
-        """The prompt's tokens, after every check that the engine makes. Raises InvalidRequestError and others."""
-        translate.require_input(request)
-        llm, prompt = self._engine.llm, request.prompt or list(request.token_ids.ids)
-        if request.HasField("chat"):
-            prompt = await self._chat_token_ids(request.chat)
-        token_ids = await self._on_text_thread(lambda: llm.validate(prompt, params))
+    async def _prepared(self, request: api.GenerateRequest | api.ProfileRequest) -> tuple[list[int], SamplingParams]:
+        """The prompt's token ids and the parameters, after every check that the engine makes."""
+        prepared = await self._on_text_thread(lambda: translate.prepared(self._engine.llm, request))
         # It took a while, in which the server may have begun to drain.
         self._status.require_ready()
-        return token_ids
-
-    async def _chat_token_ids(self, chat: api.Chat) -> list[int]:
-        llm, messages = self._engine.llm, translate.to_chat(chat)
-        if not llm.model_info.has_chat_template:
-            raise NoChatTemplateError(llm.model_info.name)
-        return await self._on_text_thread(lambda: llm.apply_chat_template(messages))
+        return prepared
 
     async def _on_text_thread(self, function: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, function)
@@ -167,11 +147,12 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         self, rpc: str, request: api.GenerateRequest | api.ProfileRequest, context: _Context
     ) -> AsyncIterator[RequestRecord]:
         """A request from its arrival to its end, counted and logged; refused at once where none is taken."""
-        request_id = request.request_id or _new_id()
+        request_id = request.request_id if translate.is_request_id(request.request_id) else _new_id()
         record = RequestRecord(self.counters, rpc, request_id, context.peer())
         async with self._answering(context, request_id, request, record):
             self._status.require_ready()
-            translate.to_request_id(request_id)
+            if request.request_id:
+                translate.require_request_id(request.request_id)
             yield record
 
     @contextlib.asynccontextmanager
@@ -211,7 +192,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         is_bug = kind.code is grpc.StatusCode.INTERNAL
         trace = error if is_bug and not isinstance(error, EngineFailedError) else None  # which the engine logged once
         if record:
-            record.note(reason=kind.reason, message=str(error))
+            record.note(reason=kind.reason, message=str(error)[:_MAX_LOGGED_CHARS])
             record.end(kind.outcome, level=logging.ERROR if is_bug else logging.INFO, error=trace)
         elif is_bug:
             log(logging.ERROR, "failed", error=trace, request_id=request_id, rpc=type(request).__name__)

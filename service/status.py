@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import time
+from typing import Any
 
-from grpc_health.v1 import health, health_pb2
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from numba_engine import NumbaEngineError
 from service.engine_loop import EngineLoop, EngineState
 from service.errors import NotReadyError
+from service.telemetry import log
 
 LIVENESS = "liveness"
 """Health name that is SERVING as long as the process answers: for liveness probes."""
 
-_MONITOR_INTERVAL_S = 0.25
+_LOOK_S = 0.1
 
 
 class State(enum.Enum):
@@ -29,13 +33,12 @@ class ServerStatus:
     """The server's state: what the engine's thread is doing, and whether we are shutting down."""
 
     def __init__(self, engine: EngineLoop, *, service_name: str, stuck_after_s: float) -> None:
-        self.health = health.aio.HealthServicer()
         self.draining = False
+        self.closed = False
         self._engine = engine
-        self._readiness_names = (health.OVERALL_HEALTH, service_name)
+        self._readiness_names = ("", service_name)
         self._stuck_after_s = stuck_after_s
         self._start = time.monotonic()
-        self._published: State | None = None
 
     @property
     def uptime_s(self) -> float:
@@ -71,24 +74,56 @@ class ServerStatus:
             case State.FAILED:
                 raise NotReadyError(self.detail, retry_after_s=None)
 
-    async def publish(self) -> None:
-        """Tells the health service what :attr:`state` is."""
-        state = self.state
-        if state is self._published:
-            return
-        self._published = state
-        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in self._readiness_names:
-            await self.health.set(name, serving if state is State.READY else not_serving)
-        await self.health.set(LIVENESS, serving)
+    def health_of(self, name: str) -> int | None:
+        """The serving status of a health name, by the engine as it is now; None for a name that is not ours."""
+        if name == LIVENESS:
+            return health_pb2.HealthCheckResponse.SERVING
+        if name not in self._readiness_names:
+            return None
+        ready = self.state is State.READY
+        return health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
 
-    async def monitor(self) -> None:
-        """Publishes again and again: a stuck engine cannot tell by itself."""
+    async def log_stuck_engine(self) -> None:
+        """Looks after the engine's thread, which cannot tell by itself that it is stuck."""
+        was_stuck = False
         while True:
-            await self.publish()
-            await asyncio.sleep(_MONITOR_INTERVAL_S)
+            await asyncio.sleep(_LOOK_S)
+            if self._is_stuck is not was_stuck:
+                was_stuck = self._is_stuck
+                log(logging.ERROR, "the engine is stuck" if was_stuck else "the engine goes on", detail=self.detail)
 
     @property
     def _is_stuck(self) -> bool:
         running = self._engine.state is EngineState.RUNNING
         return running and self._engine.heartbeat_age_s > self._stuck_after_s
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """``grpc.health.v1`` straight from :class:`ServerStatus`.
+
+    The one that comes with gRPC holds a lock while it writes to a watcher, so that a client that does not read keeps
+    everyone from learning the next status.
+    """
+
+    def __init__(self, status: ServerStatus) -> None:
+        self._status = status
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthCheckResponse:
+        status = self._status.health_of(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r:.100} is served here")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """The status now and after each change, until the server closes."""
+        sent = None
+        while not self._status.closed:
+            status = self._status.health_of(request.service)
+            if status is None:
+                status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            if status != sent:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+                sent = status
+            await asyncio.sleep(_LOOK_S)

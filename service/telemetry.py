@@ -116,4 +116,5 @@ class _JsonFormatter(logging.Formatter):
 
 def _quoted(value: Any) -> str:
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(c.isspace() or c in '"=' for c in text) else text
+    plain = text.isprintable() and text and not any(c in ' "=' for c in text)
+    return text if plain else json.dumps(text)

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from numba_engine import (
+    LLM,
     BackendUnavailableError,
     CheckpointError,
     ConfigError,
@@ -55,22 +56,65 @@ _DEFAULT_PROFILE_TOKENS = 32
 # ---------------------------------------------------------------- requests
 
 
-def to_request_id(request_id: str) -> str:
-    """The client's id, checked. Raises InvalidRequestError."""
-    if not re.fullmatch(r"[!-~]{1,128}", request_id):
+def is_request_id(request_id: str) -> bool:
+    return re.fullmatch(r"[!-~]{1,128}", request_id) is not None
+
+
+def require_request_id(request_id: str) -> None:
+    """Raises InvalidRequestError."""
+    if not is_request_id(request_id):
         raise InvalidRequestError(FieldViolation("request_id", "must be 1 to 128 visible ASCII characters"))
-    return request_id
 
 
-def require_input(request: api.GenerateRequest | api.ProfileRequest | api.TokenizeRequest) -> None:
-    """Raises InvalidRequestError unless one of the inputs is given."""
-    if request.WhichOneof("input") is None:
+def prepared(llm: LLM, request: api.GenerateRequest | api.ProfileRequest) -> tuple[list[int], SamplingParams]:
+    """The prompt's token ids and the parameters. Takes long for a long prompt.
+
+    Raises:
+        InvalidRequestError: after every check that the engine makes.
+        NoChatTemplateError
+    """
+    if isinstance(request, api.GenerateRequest):
+        params = to_sampling_params(request.sampling, llm.default_sampling)
+    else:
+        params = to_profile_sampling_params(request)
+    prompt: str | list[int]
+    match _input_of(request):
+        case "prompt":
+            prompt = request.prompt
+        case "token_ids":
+            prompt = list(request.token_ids.ids)
+        case _:
+            prompt = _chat_token_ids(llm, request.chat)
+    return llm.validate(prompt, params), params
+
+
+def tokenized(llm: LLM, request: api.TokenizeRequest) -> api.TokenizeResponse:
+    """Takes long for a long text. Raises InvalidRequestError, NoChatTemplateError."""
+    if _input_of(request) == "chat":
+        return api.TokenizeResponse(token_ids=_chat_token_ids(llm, request.chat))
+    add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+    return api.TokenizeResponse(token_ids=llm.tokenize(request.text, add_special_tokens=add))
+
+
+def detokenized(llm: LLM, request: api.DetokenizeRequest) -> api.DetokenizeResponse:
+    """Takes long for many tokens. Raises InvalidRequestError."""
+    text = llm.detokenize(list(request.token_ids), skip_special_tokens=request.skip_special_tokens)
+    return api.DetokenizeResponse(text=text)
+
+
+def _input_of(request: api.GenerateRequest | api.ProfileRequest | api.TokenizeRequest) -> str:
+    """The name of the input that is given. Raises InvalidRequestError where none is."""
+    given = request.WhichOneof("input")
+    if given is None:
         fields = ", ".join(field.name for field in request.DESCRIPTOR.oneofs_by_name["input"].fields)
         raise InvalidRequestError(FieldViolation("input", f"one of {fields} is required"))
+    return given
 
 
-def to_chat(chat: api.Chat) -> list[dict[str, str]]:
-    return [{"role": entry.role, "content": entry.content} for entry in chat.messages]
+def _chat_token_ids(llm: LLM, chat: api.Chat) -> list[int]:
+    if not llm.model_info.has_chat_template:
+        raise NoChatTemplateError(llm.model_info.name)
+    return llm.apply_chat_template([{"role": entry.role, "content": entry.content} for entry in chat.messages])
 
 
 def to_sampling_params(sampling: api.SamplingParams, defaults: SamplingParams) -> SamplingParams:
@@ -349,18 +393,31 @@ def kind_of(error: BaseException) -> ErrorKind:
     return next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), _BUG)
 
 
-def to_grpc_status(error: Exception, request_id: str | None) -> grpc.Status:
+# Errors travel in trailers, which clients refuse above 8 KiB; an error that quotes its request may be any length.
+_MAX_MESSAGE_BYTES = 512
+_MAX_VIOLATIONS = 8
+_MAX_FIELD_BYTES = 80
+_MAX_DESCRIPTION_BYTES = 200
+
+
+def to_grpc_status(error: Exception, request_id: str) -> grpc.Status:
     """The status with its details. A bug is only named by the request id: its text and trace stay in the log."""
     kind = kind_of(error)
     text = str(error)
     if kind.code is grpc.StatusCode.INTERNAL:
         cause = "the engine failed" if isinstance(error, EngineFailedError) else "internal error"
         text = f"{cause}; the server's log has it under request id {request_id}"
-    details: list[message.Message] = [error_details_pb2.ErrorInfo(reason=kind.reason, domain=ERROR_DOMAIN)]
+    details: list[message.Message] = [
+        error_details_pb2.ErrorInfo(reason=kind.reason, domain=ERROR_DOMAIN),
+        error_details_pb2.RequestInfo(request_id=request_id),
+    ]
     if isinstance(error, InvalidRequestError):
         violations = [
-            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
-            for v in error.violations
+            error_details_pb2.BadRequest.FieldViolation(
+                field=_shortened(v.field, _MAX_FIELD_BYTES),
+                description=_shortened(v.description, _MAX_DESCRIPTION_BYTES),
+            )
+            for v in error.violations[:_MAX_VIOLATIONS]
         ]
         details.append(error_details_pb2.BadRequest(field_violations=violations))
     retry_after_s = getattr(error, "retry_after_s", None)
@@ -368,11 +425,20 @@ def to_grpc_status(error: Exception, request_id: str | None) -> grpc.Status:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(int(retry_after_s * 1e9))
         details.append(retry)
-    if request_id is not None:
-        details.append(error_details_pb2.RequestInfo(request_id=request_id))
     return rpc_status.to_status(
-        status_pb2.Status(code=kind.code.value[0], message=text, details=[_packed(detail) for detail in details])
+        status_pb2.Status(
+            code=kind.code.value[0],
+            message=_shortened(text, _MAX_MESSAGE_BYTES),
+            details=[_packed(detail) for detail in details],
+        )
     )
+
+
+def _shortened(text: str, max_bytes: int) -> str:
+    encoded = text.encode()
+    if len(encoded) <= max_bytes:
+        return text
+    return encoded[: max_bytes - len("…".encode())].decode(errors="ignore") + "…"
 
 
 def _packed(detail: message.Message) -> any_pb2.Any:

@@ -200,6 +200,37 @@ async def test_a_message_that_is_too_large(serve: Serve) -> None:
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        generate(stop=["é" * 2**20]),
+        generate(stop=["\n" * 1000] * 1000),
+        generate(request_id="é" * 2**20),
+        generate(**dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"), -1e300)),
+        api.GenerateRequest(chat=api.Chat(messages=[api.ChatMessage()] * 10_000)),
+    ],
+)
+async def test_an_error_fits_into_trailers_however_long_what_it_quotes(
+    serve: Serve, request_: api.GenerateRequest
+) -> None:
+    async with serve() as served:
+        error = await failure_of(served.stub.Generate(request_))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert 1 <= len(violations(error)) <= 8
+        trailers = error.trailing_metadata()
+        assert sum(len(key) + len(value) for key, value in trailers) < 4096
+        assert len(error.details().encode()) <= 512
+
+
+async def test_an_empty_text_is_the_tokenizer_s_to_judge(serve: Serve) -> None:
+    """Of a model that begins texts with a token, the empty text is a prompt."""
+    llm = FakeLLM()
+    llm.tokenize = lambda text, *, add_special_tokens=True: [65, *text.encode()]  # type: ignore[method-assign]
+    async with serve(llm) as served:
+        events = [event async for event in served.stub.Generate(generate("", max_tokens=2))]
+        assert "".join(event.delta.text for event in events) == "AA"
+
+
 async def test_a_bug_is_told_by_its_id_alone(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     llm = FakeLLM()
     async with serve(llm) as served:

@@ -128,7 +128,7 @@ async def test_a_server_that_stays_says_that_its_engine_is_dead(serve: Serve) ->
         assert await asyncio.wait_for(served.exit_code, PATIENCE_S) == 1
 
 
-async def test_a_step_that_does_not_end_shows_and_passes(serve: Serve) -> None:
+async def test_a_step_that_does_not_end_shows_and_passes(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     async with serve(FakeLLM(gated=True), stuck_after_s=0.05) as served:
         call = served.stub.Generate(generate(max_tokens=1))
         await call.read()
@@ -138,6 +138,7 @@ async def test_a_step_that_does_not_end_shows_and_passes(serve: Serve) -> None:
         assert "in one step for" in status.detail
         assert status.engine_heartbeat_age_s > 0.05
         assert (await failure_of(served.stub.Generate(generate()))).code() is grpc.StatusCode.UNAVAILABLE
+        await served.until(lambda status: "the engine is stuck" in caplog.messages)
         served.llm.open_gate()
         assert [event.WhichOneof("event") async for event in rest_of(call)] == ["delta", "finished"]
 
@@ -191,9 +192,20 @@ async def _last_of(call: Any) -> api.GenerateResponse:
 async def test_an_open_health_watch_does_not_hold_up_the_end(serve: Serve) -> None:
     async with serve() as served:
         watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
-        await watch.read()
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         served.server.closing.set()
+        assert [answer.status async for answer in rest_of(watch)] in ([], [health_pb2.HealthCheckResponse.NOT_SERVING])
         assert await asyncio.wait_for(served.exit_code, 10) == 0
+
+
+async def test_health_of_a_name_that_is_not_served(serve: Serve) -> None:
+    async with serve() as served:
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Check(health_pb2.HealthCheckRequest(service="other"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="other"))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 async def listed_by_reflection(served: Served) -> list[str]:

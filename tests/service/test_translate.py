@@ -1,0 +1,67 @@
+"""Whatever a request holds, it is understood or refused as invalid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from numba_engine import ConfigError, InvalidRequestError, SamplingParams
+from numba_engine_api.v1 import inference_pb2 as api
+from service import translate
+from tests.service.fake_llm import FakeLLM
+
+uint32 = st.integers(0, 2**32 - 1) | st.integers(0, 3)
+double = st.floats() | st.sampled_from([0.0, 1.0, -1.0, 0.5])
+
+sampling = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": double,
+        "top_k": uint32,
+        "top_p": double,
+        "min_p": double,
+        "repetition_penalty": double,
+        "presence_penalty": double,
+        "frequency_penalty": double,
+        "logit_bias": st.dictionaries(uint32, st.floats(width=32), max_size=3),
+        "seed": st.integers(0, 2**64 - 1),
+        "max_tokens": uint32,
+        "stop": st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=18),
+        "stop_token_ids": st.lists(uint32, max_size=3),
+        "ignore_eos": st.booleans(),
+        "logprobs": uint32,
+        "time_limit_s": double,
+    },
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(sampling)
+def test_sampling_is_taken_as_it_is_or_refused_by_field(fields: dict[str, Any]) -> None:
+    request = api.GenerateRequest(prompt="a", sampling=api.SamplingParams(**fields))
+    try:
+        _, params = translate.prepared(FakeLLM(), request)
+    except InvalidRequestError as error:
+        paths = [v.field for v in translate.in_fields_of(request, error).violations]
+        assert paths
+        assert set(paths) <= {f"sampling.{name}" for name in fields}
+    else:
+        defaults = SamplingParams(temperature=0.7)
+        for name in SamplingParams.__dataclass_fields__:
+            expected = fields.get(name, getattr(defaults, name))
+            got = getattr(params, name)
+            assert got == (tuple(expected) if isinstance(expected, list) else expected), name
+
+
+def test_an_error_of_starting_a_server_is_a_bug_in_a_running_one() -> None:
+    status = translate.to_grpc_status(ConfigError("max_num_seqs"), "r1")
+    assert status.details == "internal error; the server's log has it under request id r1"
+
+
+@pytest.mark.parametrize(("text", "limit", "short"), [("abc", 3, "abc"), ("abcd", 6, "abcd"), ("é" * 9, 10, "ééé…")])
+def test_shortening_keeps_whole_characters(text: str, limit: int, short: str) -> None:
+    assert translate._shortened(text, limit) == short
+    assert len(short.encode()) <= limit
