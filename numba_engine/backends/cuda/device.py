@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -23,6 +24,15 @@ class DeviceArray(Protocol):
     def reshape(self, *shape: int) -> DeviceArray:
         """The same memory in another shape of as many elements."""
         ...
+
+    def __getitem__(self, rows: slice, /) -> DeviceArray:
+        """Consecutive rows, in the same memory."""
+        ...
+
+
+def flat(array: DeviceArray) -> DeviceArray:
+    """The array in one dimension, as kernels take it."""
+    return array.reshape(math.prod(array.shape))
 
 
 Argument: TypeAlias = DeviceArray | int | float | bool | np.generic

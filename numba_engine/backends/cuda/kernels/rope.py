@@ -1,0 +1,59 @@
+"""rope: rotate the q and k heads to their positions, in place (Su et al. 2021, "RoFormer").
+
+    (a, b) -> (a cos - b sin, b cos + a sin),  a = head[i], b = head[i + D/2]
+
+Arrays (flat): qkv float32 [num_tokens, (H + 2 KV) D]; positions int32 [num_tokens]; cos, sin float32 [max_len, D/2],
+whatever scaling the model asks for (llama3's among them) already in the tables.
+
+A thread a pair; neighbouring threads take neighbouring pairs, so both halves are coalesced. No shared memory.
+Bytes moved: the q and k heads once each way, one row of the tables a token.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from numba import cuda
+from numba.cuda.types import float32, int32, uint32
+
+from numba_engine.backends.base import AttentionShape
+from numba_engine.backends.cuda.compiler import Kernel
+from numba_engine.backends.cuda.device import Device, DeviceArray, flat
+from numba_engine.backends.cuda.kernels.intrinsics import fma
+
+THREADS = 128
+
+
+@cache
+def rope_kernel() -> Kernel:
+    def rope(qkv, positions, cos_table, sin_table, stride, num_pairs, half):  # type: ignore[no-untyped-def]
+        pair = uint32(uint32(cuda.blockIdx.x) * uint32(THREADS) + uint32(cuda.threadIdx.x))
+        if pair >= num_pairs:
+            return
+        token = uint32(cuda.blockIdx.y)
+        head = uint32(pair // half)
+        i = uint32(pair - head * half)
+        place = uint32(uint32(positions[token]) * half + i)
+        cos, sin = cos_table[place], sin_table[place]
+        first = uint32(token * stride + head * half * uint32(2) + i)
+        a, b = qkv[first], qkv[uint32(first + half)]
+        qkv[first] = fma(a, cos, -float32(b * sin))
+        qkv[uint32(first + half)] = fma(b, cos, float32(a * sin))
+
+    arguments = (float32[::1], int32[::1], float32[::1], float32[::1], uint32, uint32, uint32)
+    return Kernel("rope", rope, arguments, THREADS)
+
+
+def rope(
+    device: Device,
+    qkv: DeviceArray,
+    positions: DeviceArray,
+    cos: DeviceArray,
+    sin: DeviceArray,
+    shape: AttentionShape,
+) -> None:
+    num_tokens, stride = qkv.shape
+    half = shape.head_dim // 2
+    num_pairs = (shape.num_heads + shape.num_kv_heads) * half
+    grid = -(-num_pairs // THREADS), num_tokens
+    device.launch(rope_kernel(), grid, [flat(qkv), positions, flat(cos), flat(sin), stride, num_pairs, half])

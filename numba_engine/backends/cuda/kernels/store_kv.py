@@ -1,0 +1,61 @@
+"""store_kv: the k and v heads of new tokens go to their slots of the paged cache (Kwon et al. 2023, "PagedAttention").
+
+Arrays (flat): k_cache, v_cache [B, KV, block_size, D], float32 or half (as uint16 bits); qkv float32
+[num_tokens, (H + 2 KV) D]; slot_mapping int32 [num_tokens], a slot being block * block_size + offset.
+
+A thread an element of k and of v; neighbours share a head, so reads and writes are coalesced. No shared memory.
+Bytes moved: k and v once each way.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numba import cuda
+from numba.cuda.types import float32, int32, uint16, uint32
+
+from numba_engine.backends.base import AttentionShape
+from numba_engine.backends.cuda.compiler import Kernel
+from numba_engine.backends.cuda.device import Device, DeviceArray, flat
+from numba_engine.backends.cuda.kernels.intrinsics import float_to_half
+
+THREADS = 256
+
+
+@cache
+def store_kv_kernel(is_half: bool) -> Kernel:
+    convert = float_to_half if is_half else float32
+
+    def store_kv(k_cache, v_cache, qkv, slot_mapping, stride, num_heads, num_kv_heads, head_dim, block_size):  # type: ignore[no-untyped-def]
+        i = uint32(uint32(cuda.blockIdx.x) * uint32(THREADS) + uint32(cuda.threadIdx.x))
+        if i >= uint32(num_kv_heads * head_dim):
+            return
+        token = uint32(cuda.blockIdx.y)
+        head = uint32(i // head_dim)
+        slot = uint32(slot_mapping[token])
+        block = uint32(slot // block_size)
+        row = uint32(uint32(block * num_kv_heads + head) * block_size + (slot - block * block_size))
+        place = uint32(row * head_dim + (i - head * head_dim))
+        k = uint32(token * stride + num_heads * head_dim + i)
+        k_cache[place] = convert(qkv[k])
+        v_cache[place] = convert(qkv[uint32(k + num_kv_heads * head_dim)])
+
+    cache_type = (uint16 if is_half else float32)[::1]
+    arguments = (cache_type, cache_type, float32[::1], int32[::1], *[uint32] * 5)
+    return Kernel(f"store_kv_{'f16' if is_half else 'f32'}", store_kv, arguments, THREADS)
+
+
+def store_kv(
+    device: Device,
+    k_cache: DeviceArray,
+    v_cache: DeviceArray,
+    qkv: DeviceArray,
+    slot_mapping: DeviceArray,
+    shape: AttentionShape,
+) -> None:
+    num_tokens, stride = qkv.shape
+    kernel = store_kv_kernel(k_cache.dtype == np.float16)
+    grid = -(-shape.num_kv_heads * shape.head_dim // THREADS), num_tokens
+    sizes = [stride, shape.num_heads, shape.num_kv_heads, shape.head_dim, k_cache.shape[2]]
+    device.launch(kernel, grid, [flat(k_cache), flat(v_cache), flat(qkv), slot_mapping, *sizes])
