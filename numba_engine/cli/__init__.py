@@ -8,8 +8,9 @@ from numba_engine.cli.generate import generate
 from numba_engine.cli.group import cli
 from numba_engine.cli.model_info import model_info
 from numba_engine.cli.profile import profile
+from numba_engine.cli.roofline import roofline
 
 __all__ = ["cli"]
 
-for _command in (generate, profile, bench, model_info, fetch_demo):
+for _command in (generate, profile, roofline, bench, model_info, fetch_demo):
     cli.add_command(_command)
