@@ -97,6 +97,7 @@ def _nvlink(name: str, gbps: float, max_gpus: int = 8) -> Link:
 
 _PCIE_4 = Link("PCIe 4.0 x16", 32.0, _PCIE_STEP_S, 8)
 _PCIE_5 = Link("PCIe 5.0 x16", 64.0, _PCIE_STEP_S, 8)
+_INFINITY_FABRIC = Link("Infinity Fabric, 7 links", 448.0, _NVLINK_STEP_S, 8)
 
 
 # ---- GPUs ------------------------------------------------------------------------------------------------------------
@@ -229,23 +230,23 @@ _GPUS = (
         source=f"NVIDIA H200 datasheet (memory, TDP); rates and L2 of the same die: {_H100}",
     ),
     Gpu(
-        key="b200", name="NVIDIA B200", memory_bytes=180 * GIB, memory_kind="HBM3E", bandwidth_gbps=8000,
+        key="b200", name="NVIDIA B200", memory_bytes=180 * GIB, memory_kind="HBM3E", bandwidth_gbps=7700,
         fp16_tflops=2250, fp8_tflops=4500, int8_tops=4500, fp4_tflops=9000, shader_fp32_tflops=75,
         shader_fp16_tflops=None, l2_bytes=126 * MIB, tdp_w=1000, links=(_nvlink("NVLink 5", 900),),
-        source="NVIDIA DGX B200 and HGX B200 datasheets (an eighth; sparse rates halved; a driver has reported a "
-        "7,680-bit bus, which makes 7.67 TB/s); L2 as cudaGetDeviceProperties reports it",
+        source="NVIDIA Blackwell datasheet, one GPU of HGX B200 (sparse rates halved; earlier papers print 8 TB/s); L2 as "
+        "cudaGetDeviceProperties reports it",
     ),
     Gpu(
         key="mi300x", name="AMD Instinct MI300X", memory_bytes=192 * GIB, memory_kind="HBM3", bandwidth_gbps=5300,
         fp16_tflops=1307.4, fp8_tflops=2614.9, int8_tops=2614.9, fp4_tflops=None, shader_fp32_tflops=163.4,
-        shader_fp16_tflops=None, l2_bytes=32 * MIB, tdp_w=750, links=(_nvlink("Infinity Fabric, 7 links", 448),),
+        shader_fp16_tflops=None, l2_bytes=32 * MIB, tdp_w=750, links=(_INFINITY_FABRIC,),
         source="AMD Instinct MI300X data sheet; AMD CDNA 3 whitepaper (L2: 4 MB a die; besides, 256 MB Infinity "
         "Cache). Link latency as NVLink's",
     ),
     Gpu(
         key="mi325x", name="AMD Instinct MI325X", memory_bytes=256 * GIB, memory_kind="HBM3E", bandwidth_gbps=6000,
         fp16_tflops=1307.4, fp8_tflops=2614.9, int8_tops=2614.9, fp4_tflops=None, shader_fp32_tflops=163.4,
-        shader_fp16_tflops=None, l2_bytes=32 * MIB, tdp_w=1000, links=(_nvlink("Infinity Fabric, 7 links", 448),),
+        shader_fp16_tflops=None, l2_bytes=32 * MIB, tdp_w=1000, links=(_INFINITY_FABRIC,),
         source="AMD Instinct MI325X data sheet; AMD CDNA 3 whitepaper (L2: 4 MB a die; besides, 256 MB Infinity "
         "Cache). Link latency as NVLink's",
     ),

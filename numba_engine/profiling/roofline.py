@@ -430,8 +430,8 @@ def memory_need(model: PlannedModel, gpu: Gpu, workload: Workload) -> MemoryNeed
 
 _RESERVED_KV_USE = 0.382
 _PAGED_SOURCE = (
-    "by formula, share in use without pages: at most 38.2 % (Kwon et al., Efficient Memory Management for LLM Serving "
-    "with PagedAttention, SOSP 2023, section 1 and figure 2)"
+    "by formula, share in use without pages: at most 38.2 % (Kwon et al., Efficient Memory Management for Large "
+    "Language Model Serving with PagedAttention, SOSP 2023, section 1)"
 )
 _FLASH_SOURCE = "by formula, algorithms 0 and 1 of Dao et al., FlashAttention, 2022"
 _SPECULATIVE_SOURCE = "by formula, Leviathan et al. 2023"
@@ -574,7 +574,10 @@ def _decode_lever(
 
 
 def _energy(decode: Phase, gpu: Gpu, workload: Workload, weights: NumberFormat) -> tuple[EnergyLevel, ...]:
-    """Each byte from memory passes each level on its way once, and is written to and read from a register."""
+    """Each byte from memory passes each level on its way once, and is written to and read from a register.
+
+    Links and the drafter of speculative decoding are not counted.
+    """
     passes_per_token = workload.tp / (decode.tokens_per_s * decode.round_s)
     from_memory = decode.demand.memory_bytes * passes_per_token
     through_l2 = from_memory + decode.demand.activation_bytes * passes_per_token
