@@ -93,12 +93,20 @@ def test_zero_activations_give_zero(backend: CpuBackend, rng: np.random.Generato
         assert np.array_equal(out, np.zeros((3, 20)))
 
 
-def test_not_a_number_stays_in_its_row(backend: CpuBackend, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_not_a_number_stays_in_its_row(backend: CpuBackend, rng: np.random.Generator, value: float) -> None:
     x = rng.standard_normal((9, 64), dtype=np.float32)
-    x[4, 40] = np.inf
+    x[4, 40] = value
     out = run(backend, matrix(rng, StorageFormat.Q4_1, 20, 64), x)
     assert np.isnan(out[4]).all()
     assert np.isfinite(np.delete(out, 4, axis=0)).all()
+
+
+def test_activations_of_any_size(backend: CpuBackend, rng: np.random.Generator) -> None:
+    tensor = matrix(rng, StorageFormat.Q8_0, 20, 64)
+    x = rng.standard_normal((7, 64), dtype=np.float32)
+    x *= np.array([1e-38, 1e-30, 1e-10, 1, 1e10, 1e20, 1e33], dtype=np.float32)[:, None]
+    assert_close(run(backend, tensor, x), reference.linear_int8(x, dequantize(tensor)), x, dequantize(tensor))
 
 
 @pytest.mark.parametrize("activation_dtype", get_args(ActivationDtype))

@@ -21,16 +21,17 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
 
 
 def quantize_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Activations [R, N] float32 as int8 [R, N / 32, 32] and scales [R, N / 32], rounded as the kernels must (Q8_1)."""
+    """Activations [R, N] float32 as integers [R, N / 32, 32] within ±32512 and scales [R, N / 32], in float32 steps."""
     blocks = np.ascontiguousarray(x, dtype=np.float32).reshape(x.shape[0], -1, 32)
     largest = np.abs(blocks).max(axis=-1)
-    scales = largest / np.float32(127)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=scales != 0)
-    return np.rint(blocks * inverse[..., None]).astype(np.int8), scales
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(32512) / largest
+    inverse[~(inverse <= 3e38)] = 0
+    return np.rint(blocks * inverse[..., None]).astype(np.int32), largest / np.float32(32512)
 
 
 def linear_int8(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """linear with activations rounded to int8 per 32 values; the rest is exact."""
+    """linear with activations rounded by ``quantize_rows``; the rest is exact."""
     q, scales = quantize_rows(x)
     return linear((q * scales[..., None].astype(np.float64)).reshape(x.shape), weight, bias)
 

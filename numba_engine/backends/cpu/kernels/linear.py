@@ -3,10 +3,10 @@
 Weights come in groups of 16 rows, one row a lane (see packing.py); one piece of work is some groups times all R rows of
 x, in tiles of up to 8 rows of x per pass over a group. A group is read from memory once, later passes find it in L1.
 
-Quantised weights, int8 activations: per block of 32 an exact int32 dot (weights as unsigned bytes, their zero point
-put right by starting the sum at -zero * sum(x)), times the two scales into a float32 accumulator, block after block:
+Quantised weights, quantised activations (q_x = 256 high + low, see quantize_rows.py): per block of 32 an exact int32 dot,
+weights as unsigned bytes, their zero point put right by starting the sum at -zero * sum(q_x); then, block after block,
 
-    acc = fma(d_w, float(sum) * d_x, acc);   Q4_1 also: acc = fma(m_w, d_x * sum(x), acc)
+    acc = fma(d_w, float(dot) * d_x, acc);   Q4_1 also: acc = fma(m_w, d_x * sum(q_x), acc)
 
 Otherwise float32: value k goes by fma to accumulator k mod 4 (a tail of in_features mod 4 to the first), and the result is
 (a0 + a1) + (a2 + a3). Neither order depends on R, on tiling or on threads.
@@ -227,20 +227,19 @@ def _int8_dots(
         e.prefetch(e.at(block_quants, _PREFETCH_BYTES), QUANT_BYTES[format] * LANES)
         quarters = _unsigned_bytes(e, format, block_quants)
         for x, accumulator in zip(xs, accumulators, strict=True):
-            x_scale = e.at(e.at(x, in_features), block, 4)
+            x_scale = e.at(e.at(x, in_features, 2), block, 4)
             x_sum = e.at(x_scale, blocks, 4)
             x_scaled_sum = e.at(x_sum, blocks, 4)
             x_block = e.at(x, block, 32)
-            first, second = ir.Constant(vi32, None), ir.Constant(vi32, None)
+            high, low = ir.Constant(vi32, None), ir.Constant(vi32, None)
             if zero := ZERO_POINT[format]:
-                first = e.splat(b.mul(e.load(x_sum, i32, 4), e.int(-zero, i32)))
+                low = e.splat(b.mul(e.load(x_sum, i32, 4), e.int(-zero, i32)))
             for k, quarter in enumerate(quarters):
-                x4 = b.bitcast(e.splat(e.load(e.at(x_block, 4 * k), i32, 4)), vi8x64)
-                if k % 2:
-                    second = e.dot4(second, quarter, x4)
-                else:
-                    first = e.dot4(first, quarter, x4)
-            scaled = b.fmul(b.sitofp(b.add(first, second), vf32), e.splat(e.load(x_scale, f32, 4)))
+                high4, low4 = (e.load(e.at(plane, 4 * k), i32, 4) for plane in (x_block, b.add(x_block, in_features)))
+                high = e.dot4(high, quarter, b.bitcast(e.splat(high4), vi8x64))
+                low = e.dot4(low, quarter, b.bitcast(e.splat(low4), vi8x64))
+            dot = b.add(b.shl(high, e.const(vi32, 8)), low)
+            scaled = b.fmul(b.sitofp(dot, vf32), e.splat(e.load(x_scale, f32, 4)))
             total = e.fma(d, scaled, b.load(accumulator))
             if m is not None:
                 total = e.fma(m, e.splat(e.load(x_scaled_sum, f32, 4)), total)
