@@ -268,6 +268,7 @@ def _to_step_profile(step: StepProfile, text: str) -> api.StepProfile:
         time_s=step.time_s,
         ops=map(_to_op_profile, step.ops),
         text=text,
+        overhead_s=step.overhead_s,
     )
 
 
@@ -281,6 +282,8 @@ def _to_op_profile(op: OpProfile) -> api.OpProfile:
         activation_bytes=op.activation_bytes,
         flops=op.flops,
         gbps=op.gbps,
+        kv_written_bytes=op.kv_written_bytes,
+        activation_written_bytes=op.activation_written_bytes,
     )
 
 
@@ -299,6 +302,9 @@ def _to_profile_summary(summary: ProfileSummary, output: RequestOutput) -> api.P
         shares=(api.OpShare(name=name, share=share) for name, share in summary.shares),
         finish_reason=_FINISH_REASON[output.finish_reason],
         usage=to_usage(output.usage),
+        weight_bytes_per_token=summary.weight_bytes_per_token,
+        kv_bytes_per_token=summary.kv_bytes_per_token,
+        overhead_s_per_step=summary.overhead_s_per_step,
     )
 
 

@@ -180,7 +180,7 @@ class FakeLLM:
         outputs = [output for request in requests if (output := self._advance(request)) is not None]
         self.num_steps += 1
         if self.profile_is_on:
-            op = OpProfile("linear", 3, 0.5, 1000, 20, 300, 4000)
+            op = OpProfile("linear", 3, 0.5, 1000, 20, 300, 4000, 7, 80)
             self._step_profile = StepProfile(
                 index=self._profiled_steps,
                 num_prefill_tokens=len(prefilling),
@@ -188,6 +188,7 @@ class FakeLLM:
                 num_seqs=len(requests),
                 time_s=time.monotonic() - started,
                 ops=(op,),
+                overhead_s=0.125,
             )
             self._profiled_steps += 1
         return outputs
@@ -240,6 +241,9 @@ class FakeLLM:
             share_of_floor=0.25,
             ops=(op,),
             shares=(("linear", 0.75), ("host", 0.25)),
+            weight_bytes_per_token=40,
+            kv_bytes_per_token=4,
+            overhead_s_per_step=0.0625,
         )
 
     # ---- parts of a step -----------------------------------------------------------------------------------------

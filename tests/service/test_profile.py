@@ -40,13 +40,16 @@ async def test_device_model_steps_summary(serve: Serve) -> None:
         assert [s.text for s in steps] == ["a", "b", "a", "b"]
         [op] = steps[2].ops
         assert (op.name, op.num_calls, op.time_s, op.weight_bytes, op.kv_bytes) == ("linear", 3, 0.5, 1000, 20)
-        assert (op.activation_bytes, op.flops) == (300, 4000)
+        assert (op.activation_bytes, op.flops, op.kv_written_bytes, op.activation_written_bytes) == (300, 4000, 7, 80)
+        assert steps[0].overhead_s == 0.125
         assert op.gbps == pytest.approx((1000 + 20 + 300) / 0.5 / 1e9)
 
         summary = events[-1].summary
         assert (summary.num_prefill_steps, summary.num_decode_steps) == (1, 3)
         assert (summary.prefill_tokens_per_s, summary.decode_tokens_per_s) == (11, 22)
         assert (summary.read_bandwidth_gbps, summary.bytes_per_token) == (33, 44)
+        assert (summary.weight_bytes_per_token, summary.kv_bytes_per_token) == (40, 4)
+        assert summary.overhead_s_per_step == 0.0625
         assert (summary.floor_s, summary.share_of_floor) == (0.5, 0.25)
         assert [(s.name, s.share) for s in summary.shares] == [("linear", 0.75), ("host", 0.25)]
         assert [op.num_calls for op in summary.ops] == [30]

@@ -278,7 +278,7 @@ class ProfiledModel(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., weight_formats: _Optional[_Iterable[str]] = ..., activation_dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
 
 class OpProfile(_message.Message):
-    __slots__ = ("name", "num_calls", "time_s", "weight_bytes", "kv_bytes", "activation_bytes", "flops", "gbps")
+    __slots__ = ("name", "num_calls", "time_s", "weight_bytes", "kv_bytes", "activation_bytes", "flops", "gbps", "kv_written_bytes", "activation_written_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_CALLS_FIELD_NUMBER: _ClassVar[int]
     TIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +287,8 @@ class OpProfile(_message.Message):
     ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     GBPS_FIELD_NUMBER: _ClassVar[int]
+    KV_WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_calls: int
     time_s: float
@@ -295,10 +297,12 @@ class OpProfile(_message.Message):
     activation_bytes: int
     flops: int
     gbps: float
-    def __init__(self, name: _Optional[str] = ..., num_calls: _Optional[int] = ..., time_s: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., gbps: _Optional[float] = ...) -> None: ...
+    kv_written_bytes: int
+    activation_written_bytes: int
+    def __init__(self, name: _Optional[str] = ..., num_calls: _Optional[int] = ..., time_s: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., gbps: _Optional[float] = ..., kv_written_bytes: _Optional[int] = ..., activation_written_bytes: _Optional[int] = ...) -> None: ...
 
 class StepProfile(_message.Message):
-    __slots__ = ("index", "num_prefill_tokens", "num_decode_tokens", "num_seqs", "time_s", "ops", "text")
+    __slots__ = ("index", "num_prefill_tokens", "num_decode_tokens", "num_seqs", "time_s", "ops", "text", "overhead_s")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +310,7 @@ class StepProfile(_message.Message):
     TIME_S_FIELD_NUMBER: _ClassVar[int]
     OPS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    OVERHEAD_S_FIELD_NUMBER: _ClassVar[int]
     index: int
     num_prefill_tokens: int
     num_decode_tokens: int
@@ -313,7 +318,8 @@ class StepProfile(_message.Message):
     time_s: float
     ops: _containers.RepeatedCompositeFieldContainer[OpProfile]
     text: str
-    def __init__(self, index: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., num_seqs: _Optional[int] = ..., time_s: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., text: _Optional[str] = ...) -> None: ...
+    overhead_s: float
+    def __init__(self, index: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., num_seqs: _Optional[int] = ..., time_s: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., text: _Optional[str] = ..., overhead_s: _Optional[float] = ...) -> None: ...
 
 class OpShare(_message.Message):
     __slots__ = ("name", "share")
@@ -324,7 +330,7 @@ class OpShare(_message.Message):
     def __init__(self, name: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
 class ProfileSummary(_message.Message):
-    __slots__ = ("num_prefill_steps", "num_decode_steps", "prefill_tokens_per_s", "decode_tokens_per_s", "read_bandwidth_gbps", "bytes_per_token", "floor_s", "share_of_floor", "ops", "shares", "finish_reason", "usage")
+    __slots__ = ("num_prefill_steps", "num_decode_steps", "prefill_tokens_per_s", "decode_tokens_per_s", "read_bandwidth_gbps", "bytes_per_token", "floor_s", "share_of_floor", "ops", "shares", "finish_reason", "usage", "weight_bytes_per_token", "kv_bytes_per_token", "overhead_s_per_step")
     NUM_PREFILL_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_STEPS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +343,9 @@ class ProfileSummary(_message.Message):
     SHARES_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    OVERHEAD_S_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     num_prefill_steps: int
     num_decode_steps: int
     prefill_tokens_per_s: float
@@ -349,7 +358,10 @@ class ProfileSummary(_message.Message):
     shares: _containers.RepeatedCompositeFieldContainer[OpShare]
     finish_reason: FinishReason
     usage: Usage
-    def __init__(self, num_prefill_steps: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., read_bandwidth_gbps: _Optional[float] = ..., bytes_per_token: _Optional[int] = ..., floor_s: _Optional[float] = ..., share_of_floor: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[OpShare, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    weight_bytes_per_token: int
+    kv_bytes_per_token: int
+    overhead_s_per_step: float
+    def __init__(self, num_prefill_steps: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., read_bandwidth_gbps: _Optional[float] = ..., bytes_per_token: _Optional[int] = ..., floor_s: _Optional[float] = ..., share_of_floor: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[OpShare, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., weight_bytes_per_token: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., overhead_s_per_step: _Optional[float] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text", "chat", "add_special_tokens")
