@@ -233,8 +233,8 @@ _GPUS = (
         key="b200", name="NVIDIA B200", memory_bytes=180 * GIB, memory_kind="HBM3E", bandwidth_gbps=7700,
         fp16_tflops=2250, fp8_tflops=4500, int8_tops=4500, fp4_tflops=9000, shader_fp32_tflops=75,
         shader_fp16_tflops=None, l2_bytes=126 * MIB, tdp_w=1000, links=(_nvlink("NVLink 5", 900),),
-        source="NVIDIA Blackwell datasheet, one GPU of HGX B200 (sparse rates halved; earlier papers print 8 TB/s); L2 as "
-        "cudaGetDeviceProperties reports it",
+        source="NVIDIA Blackwell datasheet, one GPU of HGX B200 (sparse rates halved; earlier papers print 8 TB/s); L2 "
+        "as cudaGetDeviceProperties reports it",
     ),
     Gpu(
         key="mi300x", name="AMD Instinct MI300X", memory_bytes=192 * GIB, memory_kind="HBM3", bandwidth_gbps=5300,
