@@ -464,6 +464,7 @@ def test_a_machine_whose_arithmetic_is_not_known_is_bound_by_memory_alone() -> N
 def test_notes_say_where_the_numbers_stretch() -> None:
     assert any("8,192" in note for note in estimate(LLAMA_3_8B, H100, Workload(context=9000)).notes)
     assert any("no fp8 units" in note for note in estimate(LLAMA_3_8B, A100_40, Workload(weights=FP8)).notes)
+    assert any("fits in the L2 cache" in note for note in estimate(TINY, H100, Workload()).notes)
     assert estimate(LLAMA_3_8B, H100, Workload(weights=FP8)).notes == ()
 
 
