@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numba_engine import ConfigError, InvalidRequestError, SamplingParams
+from numba_engine import (
+    ConfigError,
+    EngineStats,
+    InvalidRequestError,
+    ModelInfo,
+    OpProfile,
+    PositionLogprobs,
+    ProfileSummary,
+    SamplingParams,
+    StepProfile,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from numba_engine_api.v1 import inference_pb2 as api
 from service import translate
+from service.telemetry import Counters
 from tests.service.fake_llm import FakeLLM
 
 uint32 = st.integers(0, 2**32 - 1) | st.integers(0, 3)
@@ -54,6 +69,26 @@ def test_sampling_is_taken_as_it_is_or_refused_by_field(fields: dict[str, Any]) 
             expected = fields.get(name, getattr(defaults, name))
             got = getattr(params, name)
             assert got == (tuple(expected) if isinstance(expected, list) else expected), name
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (SamplingParams, api.SamplingParams),
+        (TokenLogprob, api.TokenLogprob),
+        (PositionLogprobs, api.PositionLogprobs),
+        (Usage, api.Usage),
+        (Timings, api.Timings),
+        (ModelInfo, api.GetModelInfoResponse),
+        (EngineStats, api.EngineStats),
+        (Counters, api.ServiceCounters),
+        (OpProfile, api.OpProfile),
+        (StepProfile, api.StepProfile),
+        (ProfileSummary, api.ProfileSummary),
+    ],
+)
+def test_the_api_has_every_field_of_the_engine_s_values(value: type, message: type) -> None:
+    assert {field.name for field in dataclasses.fields(value)} <= set(message.DESCRIPTOR.fields_by_name)
 
 
 def test_an_error_of_starting_a_server_is_a_bug_in_a_running_one() -> None:
