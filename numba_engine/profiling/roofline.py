@@ -619,7 +619,7 @@ def _notes(model: PlannedModel, gpu: Gpu, workload: Workload) -> Iterator[str]:
     if model.max_position is not None and workload.context > model.max_position:
         yield f"context {workload.context:,} exceeds the model's own {model.max_position:,}"
     if gpu.l2_bytes is not None and model.demand(workload, 1).memory_bytes < gpu.l2_bytes:
-        yield "what a pass reads fits in the L2 cache: this GPU may be faster than the bound, which is that of its memory"
+        yield "what a pass reads fits in the L2 cache: the GPU may be faster than this bound, its memory's"
     weights = model.weight_format(workload)
     if weights.arithmetic in ("fp8", "fp4") and getattr(gpu, f"{weights.arithmetic}_tflops") is None:
         yield f"{gpu.name} has no {weights.arithmetic} units: {weights.name} weights are widened and multiplied in fp16"
