@@ -93,7 +93,7 @@ big: st.param.b32 [result], 7; ret; }
     ld.param.b32 %t0, [r0]; ld.param.b32 %t1, [r0+12]; }}
     mad.lo.u32 {d}, %t0, 100, %t1;
     setp.lt.u32 %p0, {a}, 10;
-    {{ .param .b32 p0; .param .b32 r0; st.param.b32 [p0], 4; @%p0 call (r0), twice, (p0); @%p0 ld.param.b32 %t0, [r0]; }}
+    {{ .param .b32 p0; .param .b32 r0; st.param.b32 [p0], 4; @%p0 call (r0), twice, (p0); ld.param.b32 %t0, [r0]; }}
     @%p0 add.u32 {d}, {d}, %t0;"""
     want = [(7 if n > 25 else 2 * n) * 100 + 11 + (8 if n < 10 else 0) for n in A.tolist()]
     assert run(device, code, [A], np.uint32, declarations).tolist() == want

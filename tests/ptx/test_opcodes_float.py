@@ -495,7 +495,7 @@ def test_rounding_to_integral_and_saturating(device: PtxDevice) -> None:
     [
         "add.rz.f64 {d}, {a}, {a};",
         "cvt.rp.f16.f32 {d}, {a};",
-        "add.cc.u32 {d}, {a}, {a};",
+        "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {{{d}}}, {{{a}}}, {{{a}}}, {{{a}}};",
         "frobnicate.u32 {d}, {a};",
         "tex.1d.v4.s32.s32 {d}, {a};",
     ],

@@ -213,6 +213,27 @@ def test_mixed_widths(
     check(device, code, bits, out, expected)
 
 
+def test_extended_precision(device: PtxDevice) -> None:
+    """64-bit sums, differences and products from 32-bit halves and the carry flag."""
+    halves = "mov.b64 {{%t0, %t1}}, {a}; mov.b64 {{%t2, %t3}}, {b}; "
+    join = "mov.b64 {d}, {{%t4, %t5}};"
+    cases: list[tuple[str, Callable[[int, int], int]]] = [
+        ("add.cc.u32 %t4, %t0, %t2; addc.u32 %t5, %t1, %t3;", lambda a, b: a + b),
+        ("sub.cc.u32 %t4, %t0, %t2; subc.u32 %t5, %t1, %t3;", lambda a, b: a - b),
+        (
+            "mov.u32 %t5, 0; mad.lo.cc.u32 %t4, %t0, %t2, %t0; madc.hi.u32 %t5, %t0, %t2, %t1;",
+            lambda a, b: (a & 0xFFFFFFFF) * (b & 0xFFFFFFFF) + a,
+        ),
+    ]
+    for code, expected in cases:
+        check(device, halves + code + join, (64, 64), 64, expected)
+    # Three words: the middle one takes a carry in and gives one out.
+    code = halves + (
+        "add.cc.u32 %t6, %t0, 0xffffffff; addc.cc.u32 %t4, %t1, %t2; addc.u32 %t5, %t3, 0;mov.b64 {d}, {{%t4, %t5}};"
+    )
+    check(device, code, (64, 64), 64, lambda a, b: (a + 0xFFFFFFFF + (b << 32)) >> 32)
+
+
 def extract(a: int, position: int, length: int, bits: int, is_signed: bool) -> int:
     """The ISA's own loop over the bits of the field."""
     position, length = position & 255, length & 255

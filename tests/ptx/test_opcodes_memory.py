@@ -208,7 +208,7 @@ def test_float_atomics_and_cas(device: PtxDevice) -> None:
     ld.param.u64 %d0, [sums]; ld.param.u64 %d1, [owner];
     red.global.add.f32 [%d0], %f0;
     atom.global.add.f64 %e1, [%d0+8], %e0;
-    red.relaxed.gpu.global.add.noftz.f16x2 [%d0+16], 0x3C004000;
+    mov.b32 %r3, 0x3C004000; red.relaxed.gpu.global.add.noftz.f16x2 [%d0+16], %r3;
     red.global.add.u64 [%d0+24], 3;
     add.u32 %r1, %r0, 1;
     atom.global.cas.b32 %r2, [%d1], 0, %r1;

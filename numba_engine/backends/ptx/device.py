@@ -177,6 +177,7 @@ class PtxDevice:
         cooperative: bool = False,
     ) -> None:
         """Compile the kernel, execute it. Raises PtxError for whatever the kernel does wrong."""
+        _check_arguments(kernel, arguments)
         if kernel not in self._loaded:
             compiled = compile_kernel(kernel, self.compute_capability)
             self._loaded[kernel] = self.load(compiled.ptx, compiled.entry, kernel.name)
@@ -335,6 +336,27 @@ def _three(extent: Grid) -> tuple[int, int, int]:
     given = (extent,) if isinstance(extent, int) else extent
     x, y, z = (*given, 1, 1)[:3]
     return int(x), int(y), int(z)
+
+
+def _check_arguments(kernel: Kernel, arguments: Sequence[Argument]) -> None:
+    """Number, dtype and dimensions against the types the kernel was compiled for."""
+    if len(arguments) != len(kernel.arguments):
+        message = f"{len(arguments)} arguments, the kernel takes {len(kernel.arguments)}"
+        raise PtxError("launch", message, kernel=kernel.name)
+    for place, (argument, kind) in enumerate(zip(arguments, kernel.arguments, strict=True)):
+        dimensions = getattr(kind, "ndim", None)
+        if dimensions is None:
+            wrong = "is an array, not a scalar" if isinstance(argument, PtxArray) else ""
+        elif not isinstance(argument, PtxArray):
+            wrong = "is no array of this device"
+        elif len(argument.shape) != dimensions:
+            wrong = f"has {len(argument.shape)} dimensions, not {dimensions}"
+        elif argument.dtype.name != str(kind.dtype):
+            wrong = f"is {argument.dtype.name}, not {kind.dtype}"
+        else:
+            wrong = ""
+        if wrong:
+            raise PtxError("launch", f"argument {place} {wrong}; it is declared {kind}", kernel=kernel.name)
 
 
 def pack_arguments(program: Program, arguments: Sequence[Argument]) -> np.ndarray:

@@ -549,7 +549,7 @@ class Machine:
             op = decoder(self, instruction)
         except PtxError:
             raise
-        except (TypeError, KeyError, IndexError, ValueError) as error:
+        except (TypeError, LookupError, ValueError, StopIteration) as error:
             raise self.unsupported(instruction, str(error)) from error
         if op is None or instruction.guard is None:
             return op

@@ -491,7 +491,7 @@ def split_operands(text: str) -> Iterator[str]:
         elif letter == "," and not depth:
             yield text[start:at].strip()
             start = at + 1
-    if text[start:].strip():
+    if text.strip():
         yield text[start:].strip()
 
 

@@ -36,13 +36,42 @@ BLOCK, THREAD = 1, 2
 SHARED_GUARD_BYTES = 128
 """Distance between shared variables, so that running over the end of one is seen. A multiple of all 32 banks."""
 
+CARRY = "%carry"
+"""The condition code register, kept as one more predicate."""
+
 _MAX_INLINE_DEPTH = 32
+_USES_CARRY = frozenset({"addc", "subc", "madc"})
 _EXITS = frozenset({"ret", "exit", "trap"})
 _NO_DESTINATION = frozenset(
-    ["st", "red", "bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "membar", "fence", "prefetch", "prefetchu", "cp", "discard", "applypriority", "nanosleep", "griddepcontrol", "stmatrix", "pmevent", "brkpt"]
+    [
+        "st",
+        "red",
+        "bar",
+        "barrier",
+        "bra",
+        "brx",
+        "call",
+        "ret",
+        "exit",
+        "trap",
+        "membar",
+        "fence",
+        "prefetch",
+        "prefetchu",
+        "cp",
+        "discard",
+        "applypriority",
+        "nanosleep",
+        "griddepcontrol",
+        "stmatrix",
+        "pmevent",
+        "brkpt",
+    ]
 )
 _WARP_SYNC = frozenset(["shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "elect"])
-_THREAD_RESULT = frozenset(["shfl", "vote", "match", "redux", "elect", "activemask", "atom", "mma", "ldmatrix", "mbarrier", "bar", "barrier"])
+_THREAD_RESULT = frozenset(
+    ["shfl", "vote", "match", "redux", "elect", "activemask", "atom", "mma", "ldmatrix", "mbarrier", "bar", "barrier"]
+)
 _DYNAMIC_SPECIALS = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
 _SPECIAL_BITS = {
     "%tid": THREAD,
@@ -149,7 +178,12 @@ def build(module: Module, function: Function, name: str) -> Program:
 
 
 def destinations(instruction: Instruction) -> list[str]:
-    """Registers the instruction writes."""
+    """Registers the instruction writes, the carry flag included."""
+    written = _written(instruction)
+    return [*written, CARRY] if "cc" in instruction.parts else written
+
+
+def _written(instruction: Instruction) -> list[str]:
     if not instruction.operands or instruction.name in _NO_DESTINATION:
         if instruction.name in ("bar", "barrier") and "red" in instruction.parts:
             return _registers_of(instruction.operands[0])
@@ -161,7 +195,7 @@ def destinations(instruction: Instruction) -> list[str]:
 
 def sources(instruction: Instruction) -> list[str]:
     """Registers the instruction reads, its guard included."""
-    written = bool(destinations(instruction)) or (
+    written = bool(_written(instruction)) or (
         bool(instruction.operands)
         and instruction.name not in _NO_DESTINATION
         and not isinstance(instruction.operands[0], Address)
@@ -170,6 +204,8 @@ def sources(instruction: Instruction) -> list[str]:
     found = [name for operand in operands for name in _registers_of(operand)]
     if instruction.guard is not None:
         found.append(instruction.guard.name)
+    if instruction.name in _USES_CARRY:
+        found.append(CARRY)
     return found
 
 
@@ -226,7 +262,7 @@ class _Flattener:
     def __init__(self, module: Module, kernel: Function, name: str) -> None:
         self.module = module
         self.name = name
-        self.registers: dict[str, str] = {}
+        self.registers: dict[str, str] = {CARRY: "pred"}
         self.variables: dict[str, Variable] = {}
         self.branch_targets: dict[str, tuple[str, ...]] = {}
         self.body: list[Instruction | Label] = []

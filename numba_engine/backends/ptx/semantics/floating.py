@@ -25,10 +25,10 @@ def arithmetic(machine: Machine, at: Instruction) -> Op:
     """add, sub, mul, min, max."""
     kind = at.parts[-1]
     if at.name in ("min", "max"):
-        if "xorsign" in at.parts:
-            raise ValueError(".xorsign")
+        if "xorsign" in at.parts or len(at.operands) != 3:
+            raise ValueError(".xorsign, or three sources")
         name = f"{at.name}_nan" if "NaN" in at.parts else f"{at.name}_number"
-        function = get(name, f"{kind}({','.join([kind] * (len(at.operands) - 1))})")
+        function = get(name, f"{kind}({kind},{kind})")
     elif (mode := rounding(at)) is not None:
         function = _directed(at, mode)
     elif "ftz" in at.parts:

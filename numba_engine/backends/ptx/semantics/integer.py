@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import DTYPES, Machine
 from numba_engine.backends.ptx.parser import TYPE_BYTES, Immediate, Instruction
 from numba_engine.backends.ptx.primitives import get
+from numba_engine.backends.ptx.program import CARRY
 from numba_engine.backends.ptx.semantics import floating, half
 from numba_engine.backends.ptx.semantics.registry import Op, opcode
 
@@ -35,7 +37,7 @@ def _add(machine: Machine, at: Instruction) -> Op:
     if kind in ("f32", "f64"):
         return floating.arithmetic(machine, at)
     if "cc" in at.parts:
-        raise ValueError("carry flags are not kept")
+        return _with_carry(machine, at)
     if "sat" in at.parts:
         return plain(machine, at, get(f"{at.name}_sat", "s32(s32,s32)"), "s32", 2)
     if kind in ("u16x2", "s16x2"):
@@ -65,6 +67,8 @@ def _mad(machine: Machine, at: Instruction) -> Op:
         return half.arithmetic(machine, at)
     if kind in ("f32", "f64"):
         return floating.fused(machine, at)
+    if "cc" in at.parts:
+        return _with_carry(machine, at)
     if at.parts[1] == "wide":
         wide = f"{kind[0]}{2 * int(kind[1:])}"
         function = get("mad_wide", f"{wide}({kind},{kind},{wide})")
@@ -72,6 +76,53 @@ def _mad(machine: Machine, at: Instruction) -> Op:
         return machine.elementwise(function, machine.dst(at.operands[0], wide), a, b, machine.src(at.operands[3], wide))
     name = {"lo": "mad_lo", "hi": "mad_hi"}[at.parts[1]]
     return plain(machine, at, get(name, f"{kind}({kind},{kind},{kind})"), kind, 3)
+
+
+@opcode("addc", "subc", "madc")
+def _carried(machine: Machine, at: Instruction) -> Op:
+    return _with_carry(machine, at)
+
+
+def _with_carry(machine: Machine, at: Instruction) -> Op:
+    """Extended precision: .cc leaves the carry (the borrow of a subtraction), the names in c take it in."""
+    kind = at.parts[-1]
+    unsigned = "u" + kind[1:]
+    takes = at.name in ("addc", "subc", "madc")
+    subtracts = at.name.startswith("sub")
+    if at.name in ("mad", "madc"):
+        part = at.parts[1]
+        high = get("mul_hi", f"{kind}({kind},{kind})")
+        x, y = (machine.src(operand, kind) for operand in at.operands[1:3])
+        second = machine.src(at.operands[3], unsigned)
+    else:
+        part = ""
+        x, second = (machine.src(operand, unsigned) for operand in at.operands[1:3])
+        y = x
+    carry = machine.register(CARRY)
+    put = machine.write(machine.dst(at.operands[0], unsigned))
+    put_carry = machine.write(carry) if "cc" in at.parts else None
+
+    def run(mask: Mask) -> None:
+        first = {"": lambda: x, "lo": lambda: np.multiply(x, y), "hi": lambda: high(x, y)}[part]()
+        first = first.view(second.dtype)
+        entering = carry.astype(second.dtype)
+        if subtracts:
+            result = first - second
+            out = first < second
+            if takes:
+                out = out | (result < entering)
+                result = result - entering
+        else:
+            result = first + second
+            out = result < first
+            if takes:
+                result = result + entering
+                out = out | (result < entering)
+        put(mask, result)
+        if put_carry is not None:
+            put_carry(mask, out)
+
+    return run
 
 
 @opcode("mul24", "mad24")

@@ -20,7 +20,7 @@ _DECODERS: dict[str, Decoder] = {}
 def opcode(*names: str) -> Callable[[Decoder], Decoder]:
     """Register a decoder. It returns None for what has no effect here, such as a cache hint.
 
-    TypeError, KeyError, IndexError and ValueError it raises mean a form that is not supported.
+    TypeError, LookupError, ValueError and StopIteration it raises mean a form that is not supported.
     """
 
     def register(decoder: Decoder) -> Decoder:
