@@ -15,8 +15,8 @@ In decode those are all the query heads that share it, so keys and values are re
 several tokens.
 
 The context is taken in *segments* of 256 tokens, counted from position 0:
-  1. scores: 8 to 32 lanes take a token, 16 bytes of its key each (4 loads in flight), multiply with the rows' q, held
-     in registers, and sum over the lanes;
+  1. scores: 8 to 32 lanes take a token, 16 bytes of its key each (4 loads in flight), multiply with the rows' q, loaded
+     into registers anew for each segment so that they are free for the values later, and sum over the lanes;
   2. softmax of the segment's scores, in base 2 (scale · log2 e is part of q): maximum, exponentials, sum;
   3. values: the same lanes take the same tokens, 16 bytes of value each, and sum p · v in registers; then over the
      warps through shared memory.
@@ -52,10 +52,10 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
     float_of_half,
     fma,
     load_quad,
+    select,
     store_quad,
 )
 from numba_engine.backends.cuda.kernels.reductions import FULL_WARP
-from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
 
 THREADS = 128
 WARPS = THREADS // 32
@@ -90,7 +90,6 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
     result_words = ROWS * head_dim
     infinity = float("inf")
 
-    @unroll
     def attention(  # type: ignore[no-untyped-def]
         out, qkv, k_cache, v_cache, cu_seqlens_q, context_lens, block_tables, partials, stats,
         num_tokens, num_heads, num_kv_heads, group_size, log2_block, max_blocks, window, num_splits, scale,
@@ -127,19 +126,6 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
         begin = uint32(earliest - window) if earliest > window else uint32(0)
         log2_e = float32(scale * float32(LOG2_E))
 
-        for r in static_range(ROWS):
-            row = min(uint32(first_row + uint32(r)), last_row)
-            token = uint32(row // group_size)
-            head = uint32(kv_head * group_size + (row - token * group_size))
-            place = uint32((first_token + token) * (num_heads + uint32(2) * num_kv_heads) + head)
-            for chunk in range(chunks):
-                for half in range(values_per_word):
-                    dim = uint32((uint32(chunk * lanes) + c) * uint32(dims) + uint32(4 * half))
-                    quad = (float32(0), float32(0), float32(0), float32(0))
-                    if dim < uint32(head_dim):
-                        quad = load_quad(qkv, uint32(place * uint32(head_dim) + dim))
-                    for i in range(4):
-                        q[r * lane_dims + chunk * dims + 4 * half + i] = float32(quad[i] * log2_e)
         for i in range(quads):
             own_maximum[i] = float32(-infinity)
             own_sum[i] = float32(0)
@@ -156,13 +142,26 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
             count = min(uint32(SEGMENT), uint32(end - base))
 
             # 1. scores
+            for r in range(ROWS):
+                row = min(uint32(first_row + uint32(r)), last_row)
+                token = uint32(row // group_size)
+                head = uint32(kv_head * group_size + (row - token * group_size))
+                place = uint32((first_token + token) * (num_heads + uint32(2) * num_kv_heads) + head)
+                for chunk in range(chunks):
+                    for half in range(values_per_word):
+                        dim = uint32((uint32(chunk * lanes) + c) * uint32(dims) + uint32(4 * half))
+                        quad = (float32(0), float32(0), float32(0), float32(0))
+                        if dim < uint32(head_dim):
+                            quad = load_quad(qkv, uint32(place * uint32(head_dim) + dim))
+                        for i in range(4):
+                            q[r * lane_dims + chunk * dims + 4 * half + i] = float32(quad[i] * log2_e)
             if uint32(thread << log2_block) < count:
                 entry = uint32(sequence * max_blocks + (base >> log2_block) + thread)
                 blocks[thread] = uint32(block_tables[entry])
             cuda.syncthreads()
             step = uint32(0)
             while step < count:
-                for u in static_range(LOADS):
+                for u in range(LOADS):
                     token = uint32(step + (uint32(u * WARPS) + warp) * uint32(tokens) + part)
                     if token < count:
                         row = uint32((blocks[uint32(token >> log2_block)] * num_kv_heads + kv_head) << log2_block)
@@ -173,11 +172,11 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                                 quad = load_quad(k_cache, uint32(row * uint32(words_per_token) + word))
                                 for i in range(4):
                                     words[4 * (u * chunks + chunk) + i] = quad[i]
-                for u in static_range(LOADS):
+                for u in range(LOADS):
                     token = uint32(step + (uint32(u * WARPS) + warp) * uint32(tokens) + part)
                     for r in range(ROWS):
                         dots[r] = float32(0)
-                    for chunk in static_range(chunks):
+                    for chunk in range(chunks):
                         word = uint32((uint32(chunk * lanes) + c) * uint32(4))
                         if token < count and word < uint32(words_per_token):
                             for i in range(dims):
@@ -189,12 +188,12 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                     bit2 = uint32(c & uint32(4)) != uint32(0)
                     for r in range(4):
                         low, high = dots[2 * r], dots[2 * r + 1]
-                        dots[r] = (high if bit0 else low) + cuda.shfl_xor_sync(FULL_WARP, low if bit0 else high, 1)
+                        dots[r] = select(bit0, high, low) + cuda.shfl_xor_sync(FULL_WARP, select(bit0, low, high), 1)
                     for r in range(2):
                         low, high = dots[2 * r], dots[2 * r + 1]
-                        dots[r] = (high if bit1 else low) + cuda.shfl_xor_sync(FULL_WARP, low if bit1 else high, 2)
+                        dots[r] = select(bit1, high, low) + cuda.shfl_xor_sync(FULL_WARP, select(bit1, low, high), 2)
                     low, high = dots[0], dots[1]
-                    score = (high if bit2 else low) + cuda.shfl_xor_sync(FULL_WARP, low if bit2 else high, 4)
+                    score = select(bit2, high, low) + cuda.shfl_xor_sync(FULL_WARP, select(bit2, low, high), 4)
                     if lanes > 8:
                         score += cuda.shfl_xor_sync(FULL_WARP, score, 8)
                     if lanes > 16:
@@ -222,7 +221,7 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
             cuda.syncthreads()
             for w in range(WARPS):
                 maximum = max(maximum, row_maxima[uint32(uint32(w * ROWS) + row)])
-            finite_maximum = float32(0) if maximum == float32(-infinity) else maximum
+            finite_maximum = select(maximum == float32(-infinity), float32(0), maximum)
             total = float32(0)
             token = i
             while token < count:
@@ -242,7 +241,7 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                 values[i] = float32(0)
             step = uint32(0)
             while step < count:
-                for u in static_range(LOADS):
+                for u in range(LOADS):
                     token = uint32(step + (uint32(u * WARPS) + warp) * uint32(tokens) + part)
                     if token < count:
                         row = uint32((blocks[uint32(token >> log2_block)] * num_kv_heads + kv_head) << log2_block)
@@ -253,12 +252,12 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                                 quad = load_quad(v_cache, uint32(row * uint32(words_per_token) + word))
                                 for i in range(4):
                                     words[4 * (u * chunks + chunk) + i] = quad[i]
-                for u in static_range(LOADS):
+                for u in range(LOADS):
                     token = uint32(step + (uint32(u * WARPS) + warp) * uint32(tokens) + part)
                     if token < count:
                         low_rows = load_quad(scores, uint32(token * uint32(ROWS)))
                         high_rows = load_quad(scores, uint32(token * uint32(ROWS) + uint32(4)))
-                        for chunk in static_range(chunks):
+                        for chunk in range(chunks):
                             word = uint32((uint32(chunk * lanes) + c) * uint32(4))
                             if word < uint32(words_per_token):
                                 for i in range(dims):
@@ -269,7 +268,7 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                                         at = (r + 4) * lane_dims + chunk * dims + i
                                         values[at] = fma(high_rows[r], value, values[at])
                 step = uint32(step + uint32(stride))
-            for i in static_range(num_q):
+            for i in range(num_q):
                 if lanes < 16:
                     values[i] += cuda.shfl_xor_sync(FULL_WARP, values[i], 8)
                 if lanes < 32:
@@ -286,7 +285,7 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
             cuda.syncthreads()
 
             # The segment's result, merged into each thread's own quads of it.
-            for m in static_range(quads):
+            for m in range(quads):
                 quad_index = uint32(thread + uint32(m * THREADS))
                 row = uint32(quad_index // uint32(row_quads))
                 if row < uint32(ROWS):
@@ -313,7 +312,7 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                             own[4 * m + i] = fma(value, new_weight, float32(own[4 * m + i] * old_weight))
             segment = uint32(segment + uint32(1))
 
-        for m in static_range(quads):
+        for m in range(quads):
             quad_index = uint32(thread + uint32(m * THREADS))
             r = uint32(quad_index // uint32(row_quads))
             row = uint32(first_row + r)

@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 from numba.cuda.extending import intrinsic
-from numba.cuda.types import UniTuple, float32, int64, uint16, uint32, uint64, void
+from numba.cuda.types import UniTuple, boolean, float32, int64, uint16, uint32, uint64, void
 
 _I16, _I32, _I64, _F16, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.HalfType(), ir.FloatType()
 _RESULT = {_F32: "=f", _I32: "=r"}
@@ -170,6 +170,9 @@ float_to_half = _operation(uint16, [float32], _float_to_half)
 
 fma = _operation(float32, [float32] * 3, _llvm_call("llvm.fma.f32", _F32))
 """fma(a, b, c) -> a * b + c, rounded once."""
+
+select = _operation(float32, [boolean, float32, float32], lambda builder, condition, a, b: builder.select(condition, a, b))
+"""select(condition, a, b): a if the condition holds, else b; no branch."""
 
 sqrt = _operation(float32, [float32], _llvm_call("llvm.sqrt.f32", _F32))
 """sqrt(x), correctly rounded."""

@@ -49,6 +49,7 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
     fma,
     load_quad,
     load_weights,
+    select,
     store_quad,
 )
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
@@ -276,9 +277,9 @@ def _writer(columns: int) -> Any:
         is_writer = lane < uint32(4) and column < out_features
         for c in static_range(columns):
             s0, s1, s2, s3 = sums[4 * c], sums[4 * c + 1], sums[4 * c + 2], sums[4 * c + 3]
-            low = (s1 if is_odd else s0) + cuda.shfl_xor_sync(FULL_WARP, s0 if is_odd else s1, 1)
-            high = (s3 if is_odd else s2) + cuda.shfl_xor_sync(FULL_WARP, s2 if is_odd else s3, 1)
-            value = (high if is_upper else low) + cuda.shfl_xor_sync(FULL_WARP, low if is_upper else high, 2)
+            low = select(is_odd, s1, s0) + cuda.shfl_xor_sync(FULL_WARP, select(is_odd, s0, s1), 1)
+            high = select(is_odd, s3, s2) + cuda.shfl_xor_sync(FULL_WARP, select(is_odd, s2, s3), 1)
+            value = select(is_upper, high, low) + cuda.shfl_xor_sync(FULL_WARP, select(is_upper, low, high), 2)
             value += cuda.shfl_xor_sync(FULL_WARP, value, 4)
             if log2_lanes > uint32(3):
                 value += cuda.shfl_xor_sync(FULL_WARP, value, 8)
