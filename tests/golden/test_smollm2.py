@@ -69,13 +69,10 @@ def test_float32_activations_agree_with_transformers(float32_forward: Forward, g
 
 @each_prompt
 def test_int8_activations_stay_close(int8_forward: Forward, golden: Golden) -> None:
-    """Rounding to int8 per 32 is noise that 30 layers pass on; llama.cpp, which rounds alike, has 0.07 to 0.15 here."""
-    ours = log_softmax(int8_forward.logits(golden.prompt_token_ids)[0])
-    off = np.abs(ours - golden.logprobs)
-    divergence = float((np.exp(golden.logprobs) * (golden.logprobs - ours)).sum())
-    assert off.mean() <= 0.4
-    assert divergence <= 0.03
-    assert off.mean() > 1e-2, "int8 activations that change nothing are not int8 activations"
+    """With a float16 cache, as by default. llama.cpp, one int8 a value, is 0.07 to 0.15 off here in the mean."""
+    off = difference(int8_forward, golden)
+    assert off.mean() <= 0.05
+    assert off.mean() > 4e-4, "int8 activations that change nothing are not int8 activations"
 
 
 @each_prompt_bf16
