@@ -173,7 +173,7 @@ def special_functions(out, x):  # type: ignore[no-untyped-def]
         out[i, 5] = cuda.libdevice.rsqrtf(abs(v) + float32(0.5))
 
 
-# ---- planted bugs ------------------------------------------------------------------------------------------------------
+# ---- planted bugs ----------------------------------------------------------------------------------------------------
 
 
 def bug_past_the_end(out, n):  # type: ignore[no-untyped-def]

@@ -119,7 +119,7 @@ def _special(plain: float, format: Format) -> Fraction | float:
     if math.isinf(plain):
         return plain
     rounded = round_exact(Fraction(plain), format)
-    assert not isinstance(rounded, float) and rounded == Fraction(plain), "an infinite operand gives an exact result"
+    assert rounded == Fraction(plain), "an infinite operand gives an exact result"
     return rounded
 
 

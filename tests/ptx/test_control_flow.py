@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numba_engine.backends.ptx import Checks, PtxDevice, PtxError
-from tests.ptx.snippets import HEADER, run
+from tests.ptx.snippets import run
 from tests.ptx.test_opcodes_memory import execute, pointer
 
 A = np.random.default_rng(0).integers(0, 50, 200).astype(np.uint32)
@@ -93,7 +93,8 @@ big: st.param.b32 [result], 7; ret; }
     ld.param.b32 %t0, [r0]; ld.param.b32 %t1, [r0+12]; }}
     mad.lo.u32 {d}, %t0, 100, %t1;
     setp.lt.u32 %p0, {a}, 10;
-    {{ .param .b32 p0; .param .b32 r0; st.param.b32 [p0], 4; @%p0 call (r0), twice, (p0); ld.param.b32 %t0, [r0]; }}
+    {{ .param .b32 p0; .param .b32 r0; st.param.b32 [p0], 4;
+    @%p0 call (r0), twice, (p0); ld.param.b32 %t0, [r0]; }}
     @%p0 add.u32 {d}, {d}, %t0;"""
     want = [(7 if n > 25 else 2 * n) * 100 + 11 + (8 if n < 10 else 0) for n in A.tolist()]
     assert run(device, code, [A], np.uint32, declarations).tolist() == want
@@ -112,9 +113,11 @@ end:"""
 
 def test_inline_assembly_scopes_have_their_own_names(device: PtxDevice) -> None:
     code = """// begin inline asm
-    {{ .reg .pred p; .reg .b32 t; add.u32 t, {a}, 1; setp.gt.u32 p, t, 20; @p bra skip; mov.u32 {d}, 1; bra end; skip: mov.u32 {d}, 2; end: }}
+    {{ .reg .pred p; .reg .b32 t; add.u32 t, {a}, 1; setp.gt.u32 p, t, 20; @p bra skip;
+    mov.u32 {d}, 1; bra end; skip: mov.u32 {d}, 2; end: }}
     // end inline asm
-    {{ .reg .pred p; .reg .b32 t<2>; setp.gt.u32 p, {a}, 40; @!p bra skip; add.u32 t1, {d}, 10; mov.u32 {d}, t1; skip: }}"""
+    {{ .reg .pred p; .reg .b32 t<2>; setp.gt.u32 p, {a}, 40; @!p bra skip;
+    add.u32 t1, {d}, 10; mov.u32 {d}, t1; skip: }}"""
     want = [(2 if n + 1 > 20 else 1) + (10 if n > 40 else 0) for n in A.tolist()]
     assert run(device, code, [A], np.uint32).tolist() == want
 

@@ -63,7 +63,7 @@ def divide(a: Fraction, b: Fraction) -> Fraction | None:
 
 
 def root(a: Fraction) -> Fraction | None:
-    """Enough bits of the square root that rounding it equals rounding the exact one (a sticky bit stands for the rest)."""
+    """So many bits of the square root that rounding it is rounding the exact one; half a unit stands for the rest."""
     if a < 0 or a == 0:
         return None
     scale = 4**200
@@ -281,7 +281,7 @@ def test_packed_comparison(device: PtxDevice) -> None:
     assert (run(device, code, packed, np.uint32) == low + 2 * np.roll(low, 5)).all()
 
 
-# ---- conversions -------------------------------------------------------------------------------------------------------
+# ---- conversions -----------------------------------------------------------------------------------------------------
 
 
 def narrowed(values: np.ndarray, format: Format, mode: str = "rn") -> np.ndarray:
@@ -360,10 +360,7 @@ def small_bits(values: np.ndarray, format: Format) -> np.ndarray:
         if math.isnan(value):
             out.append(0)
             continue
-        if math.isfinite(value):
-            rounded = round_exact(Fraction(value), format)
-        else:
-            rounded = value
+        rounded = round_exact(Fraction(value), format) if math.isfinite(value) else value
         if isinstance(rounded, float) and format.bits == 8:
             rounded = math.copysign(1, rounded) * format.largest if rounded > 0 else -format.largest
             rounded = Fraction(rounded)
@@ -380,12 +377,10 @@ def test_small_floats_to_f16(device: PtxDevice, kind: str, format: Format) -> No
     for part, octets in (((got & 0xFFFF).astype(np.uint16), bits), ((got >> 16).astype(np.uint16), bits[::-1])):
         value = part.view(np.float16).astype(np.float64)
         for octet, number in zip(octets.tolist(), value.tolist(), strict=True):
-            if format is E4M3 and octet & 0x7F == 0x7F:
-                assert math.isnan(number)
-            elif format is E5M2 and octet & 0x7F > 0x7C:
+            if octet & 0x7F > (0x7E if format is E4M3 else 0x7C):
                 assert math.isnan(number)
             elif math.isinf(number):
-                assert format is E5M2 and octet & 0x7F == 0x7C
+                assert (format, octet & 0x7F) == (E5M2, 0x7C)
             else:
                 assert encode(Fraction(number), format, math.copysign(1, number) < 0) == octet
     if format is E4M3:

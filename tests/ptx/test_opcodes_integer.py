@@ -148,7 +148,7 @@ CASES_32: list[tuple[str, int, Callable[..., int]]] = [
     ("bfind.s32 {d}, {a};", 1, lambda a: (a if a < 2**31 else ~a & 0xFFFFFFFF).bit_length() - 1),
     ("lop3.b32 {d}, {a}, {b}, {c}, 0xEA;", 3, lambda a, b, c: a & b | c),
     ("lop3.b32 {d}, {a}, {b}, {c}, 0x96;", 3, lambda a, b, c: a ^ b ^ c),
-    ("lop3.b32 {d}, {a}, {b}, {c}, 0x1B;", 3, lambda a, b, c: sum((0x1B >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32))),
+    ("lop3.b32 {d}, {a}, {b}, {c}, 0x1B;", 3, lambda a, b, c: sum((0x1B >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32))),  # noqa: E501
     ("bmsk.clamp.b32 {d}, {a}, {b};", 2, lambda a, b: ((1 << min(b, 32)) - 1) << min(a, 32)),
     ("bmsk.wrap.b32 {d}, {a}, {b};", 2, lambda a, b: ((1 << (b & 31)) - 1) << (a & 31)),
     ("mov.b32 {d}, {a};", 1, lambda a: a),
@@ -163,8 +163,8 @@ CASES_32: list[tuple[str, int, Callable[..., int]]] = [
     ("cvt.sat.u8.s32 {d}, {a};", 1, lambda a: clamp(signed(a, 32), 0, 255)),
     ("cvt.sat.u32.s32 {d}, {a};", 1, lambda a: max(signed(a, 32), 0)),
     ("cvt.sat.s32.u32 {d}, {a};", 1, lambda a: min(a, 2**31 - 1)),
-    ("cvt.pack.sat.s8.s32.b32 {d}, {a}, {b}, {c};", 3, lambda a, b, c: (clamp(signed(a, 32), -128, 127) & 255) << 8 | clamp(signed(b, 32), -128, 127) & 255 | c << 16),
-    ("cvt.pack.sat.u16.s32 {d}, {a}, {b};", 2, lambda a, b: clamp(signed(a, 32), 0, 65535) << 16 | clamp(signed(b, 32), 0, 65535)),
+    ("cvt.pack.sat.s8.s32.b32 {d}, {a}, {b}, {c};", 3, lambda a, b, c: (clamp(signed(a, 32), -128, 127) & 255) << 8 | clamp(signed(b, 32), -128, 127) & 255 | c << 16),  # noqa: E501
+    ("cvt.pack.sat.u16.s32 {d}, {a}, {b};", 2, lambda a, b: clamp(signed(a, 32), 0, 65535) << 16 | clamp(signed(b, 32), 0, 65535)),  # noqa: E501
 ]  # fmt: skip
 
 

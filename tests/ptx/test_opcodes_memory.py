@@ -43,7 +43,7 @@ COPIES = [
     (2, "ld.global.v2.u8 {%h1, %h2},", "st.global.v2.u8 [%d2], {%h1, %h2}"),
     (8, "ld.global.nc.v4.u16 {%h1, %h2, %h3, %h4},", "st.global.v4.u16 [%d2], {%h1, %h2, %h3, %h4}"),
     (8, "ld.global.nc.L1::no_allocate.v2.f32 {%f1, %f2},", "st.global.v2.f32 [%d2], {%f1, %f2}"),
-    (16, "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%r1, %r2, %r3, %r4},", "st.global.v4.b32 [%d2], {%r1, %r2, %r3, %r4}"),
+    (16, "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%r1, %r2, %r3, %r4},", "st.global.v4.b32 [%d2], {%r1, %r2, %r3, %r4}"),  # noqa: E501
     (16, "ld.global.v2.b64 {%d4, %d5},", "st.global.cs.v2.b64 [%d2], {%d4, %d5}"),
     (4, "ld.u32 %r1,", "st.u32 [%d2], %r1"),
 ]  # fmt: skip
@@ -59,7 +59,7 @@ def test_global_copies(device: PtxDevice, size: int, load: str, store: str) -> N
 
 @pytest.mark.parametrize(
     ("kind", "register", "out"),
-    [("s8", "%h1", np.int16), ("u8", "%h1", np.uint16), ("s8", "%r1", np.int32), ("u16", "%r1", np.uint32), ("s16", "%d4", np.int64), ("s32", "%d4", np.int64)],
+    [("s8", "%h1", np.int16), ("u8", "%h1", np.uint16), ("s8", "%r1", np.int32), ("u16", "%r1", np.uint32), ("s16", "%d4", np.int64), ("s32", "%d4", np.int64)],  # noqa: E501
 )  # fmt: skip
 def test_loads_extend_to_the_register(device: PtxDevice, kind: str, register: str, out: Any) -> None:
     of = np.dtype(f"{'i' if kind[0] == 's' else 'u'}{int(kind[1:]) // 8}")
@@ -126,7 +126,9 @@ def test_local_and_constant_memory(device: PtxDevice) -> None:
 
 def test_scalar_parameters(device: PtxDevice) -> None:
     text = """
-.visible .entry k(.param .u64 out, .param .u8 a, .param .s16 b, .param .u32 c, .param .f32 x, .param .f64 y, .param .b64 z) {
+.visible .entry k(
+    .param .u64 out, .param .u8 a, .param .s16 b, .param .u32 c, .param .f32 x, .param .f64 y, .param .b64 z
+) {
     .reg .b16 %h<4>; .reg .b32 %r<10>; .reg .b64 %d<10>; .reg .f32 %f<4>; .reg .f64 %e<4>;
     ld.param.u64 %d0, [out];
     ld.param.u8 %h0, [a]; cvt.s64.u8 %d1, %h0; st.global.u64 [%d0], %d1;
@@ -350,7 +352,8 @@ def test_thread_and_block_indices_in_three_dimensions(device: PtxDevice) -> None
     mad.lo.u32 %r12, %r8, %r10, %r7; mad.lo.u32 %r12, %r12, %r9, %r6;
     mul.lo.u32 %r13, %r3, %r4; mul.lo.u32 %r13, %r13, %r5; mad.lo.u32 %r14, %r12, %r13, %r11;
     ld.param.u64 %d0, [out]; mad.wide.u32 %d0, %r14, 4, %d0;
-    mul.lo.u32 %r15, %r6, 100; add.u32 %r15, %r15, %r0; mad.lo.u32 %r15, %r7, 10000, %r15; mad.lo.u32 %r15, %r1, 10, %r15;
+    mul.lo.u32 %r15, %r6, 100; add.u32 %r15, %r15, %r0;
+    mad.lo.u32 %r15, %r7, 10000, %r15; mad.lo.u32 %r15, %r1, 10, %r15;
     st.global.u32 [%d0], %r15;
     ret;
 }"""

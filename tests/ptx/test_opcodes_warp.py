@@ -41,8 +41,18 @@ def shuffled(mode: str, by: int, clamp: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("mode", "by", "clamp"),
-    [("down", 16, 31), ("down", 3, 31), ("up", 5, 0), ("bfly", 1, 31), ("bfly", 16, 31), ("idx", 7, 31)]
-    + [("down", 4, 0x181F), ("up", 2, 0x1800), ("idx", 3, 0x181F), ("bfly", 8, 0x181F)],
+    [
+        ("down", 16, 31),
+        ("down", 3, 31),
+        ("up", 5, 0),
+        ("bfly", 1, 31),
+        ("bfly", 16, 31),
+        ("idx", 7, 31),
+        ("down", 4, 0x181F),
+        ("up", 2, 0x1800),
+        ("idx", 3, 0x181F),
+        ("bfly", 8, 0x181F),
+    ],
 )
 def test_shuffles(device: PtxDevice, mode: str, by: int, clamp: int) -> None:
     value, inside = shuffled(mode, by, clamp)
@@ -114,8 +124,10 @@ MMA = """
 .visible .entry k(.param .u64 pa, .param .u64 pb, .param .u64 pc, .param .u64 pd) {{
     .reg .b32 %a<4>; .reg .b32 %b<2>; .reg .b32 %c<4>; .reg .b32 %d<4>; .reg .b32 %r<2>; .reg .b64 %q<4>;
     mov.u32 %r0, %tid.x;
-    ld.param.u64 %q0, [pa]; mad.wide.u32 %q0, %r0, {a_bytes}, %q0; ld.param.u64 %q1, [pb]; mad.wide.u32 %q1, %r0, {b_bytes}, %q1;
-    ld.param.u64 %q2, [pc]; mad.wide.u32 %q2, %r0, {c_bytes}, %q2; ld.param.u64 %q3, [pd]; mad.wide.u32 %q3, %r0, {c_bytes}, %q3;
+    ld.param.u64 %q0, [pa]; mad.wide.u32 %q0, %r0, {a_bytes}, %q0;
+    ld.param.u64 %q1, [pb]; mad.wide.u32 %q1, %r0, {b_bytes}, %q1;
+    ld.param.u64 %q2, [pc]; mad.wide.u32 %q2, %r0, {c_bytes}, %q2;
+    ld.param.u64 %q3, [pd]; mad.wide.u32 %q3, %r0, {c_bytes}, %q3;
     {loads}
     mma.sync.aligned.{form} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};
     {stores}

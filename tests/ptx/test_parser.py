@@ -55,7 +55,8 @@ MODULE = """//
 \t// .globl k
 .common .global .align 8 .u64 env;
 .global .align 4 .b8 bytes[6] = {1, 2, 0xff};
-.global .align 8 .f64 halves[2][2] = {{0d3FE0000000000000, 0d3FF0000000000000}, {0d0000000000000000, 0d4000000000000000}};
+.global .align 8 .f64 halves[2][2] = {{0d3FE0000000000000, 0d3FF0000000000000},
+    {0d0000000000000000, 0d4000000000000000}};
 .const .align 4 .u16 pair[2] = {1, 65535};
 .func (.param .b32 r) helper(.param .b32 a, .param .align 8 .b8 s[24])
 ;

@@ -19,16 +19,16 @@ from tests.ptx.kernels import f32_1d, load, u32_1d
 
 CASES: list[tuple[Any, list[Any], list[Any], int, str, int, int, str]] = [
     # kernel, types, values (arrays are made of their sizes), grid, kind, block, thread, message
-    (kernels.bug_past_the_end, [f32_1d, int32], [np.zeros(100, np.float32), 100], 2, "out-of-bounds", 1, 36, "byte 400 of 400"),
+    (kernels.bug_past_the_end, [f32_1d, int32], [np.zeros(100, np.float32), 100], 2, "out-of-bounds", 1, 36, "byte 400 of 400"),  # noqa: E501
     (kernels.bug_shared_past_the_end, [f32_1d], [np.zeros(64, np.float32)], 1, "out-of-bounds", 0, 63, r"\+256"),
-    (kernels.bug_misaligned, [u32_1d, u32_1d], [np.zeros(64, np.uint32), np.zeros(300, np.uint32)], 1, "misaligned", 0, 20, "multiple of 16"),
+    (kernels.bug_misaligned, [u32_1d, u32_1d], [np.zeros(64, np.uint32), np.zeros(300, np.uint32)], 1, "misaligned", 0, 20, "multiple of 16"),  # noqa: E501
     (kernels.bug_unwritten_shared, [f32_1d], [np.zeros(64, np.float32)], 1, "uninitialised-shared", 0, 23, r"\+160"),
     (kernels.bug_no_barrier, [f32_1d], [np.zeros(64, np.float32)], 1, "shared-race", 0, 0, r"thread \(63, 0, 0\)"),
-    (kernels.bug_write_after_read, [f32_1d], [np.zeros(64, np.float32)], 1, "shared-race", 0, 0, r"thread \(63, 0, 0\)"),
-    (kernels.bug_all_write_one_word, [f32_1d], [np.zeros(64, np.float32)], 1, "shared-race", 0, 1, r"thread \(0, 0, 0\)"),
-    (kernels.bug_divergent_barrier, [f32_1d, int32], [np.zeros(64, np.float32), 50], 1, "divergent-barrier", 0, 50, "has exited"),
-    (kernels.bug_early_exit_before_barrier, [f32_1d, int32], [np.zeros(64, np.float32), 50], 1, "divergent-barrier", 0, 50, "has exited"),
-    (kernels.bug_unwritten_global, [f32_1d, f32_1d], [np.zeros(64, np.float32), "empty"], 1, "uninitialised-global", 0, 10, "byte 40 "),
+    (kernels.bug_write_after_read, [f32_1d], [np.zeros(64, np.float32)], 1, "shared-race", 0, 0, r"thread \(63, 0, 0\)"),  # noqa: E501
+    (kernels.bug_all_write_one_word, [f32_1d], [np.zeros(64, np.float32)], 1, "shared-race", 0, 1, r"thread \(0, 0, 0\)"),  # noqa: E501
+    (kernels.bug_divergent_barrier, [f32_1d, int32], [np.zeros(64, np.float32), 50], 1, "divergent-barrier", 0, 50, "has exited"),  # noqa: E501
+    (kernels.bug_early_exit_before_barrier, [f32_1d, int32], [np.zeros(64, np.float32), 50], 1, "divergent-barrier", 0, 50, "has exited"),  # noqa: E501
+    (kernels.bug_unwritten_global, [f32_1d, f32_1d], [np.zeros(64, np.float32), "empty"], 1, "uninitialised-global", 0, 10, "byte 40 "),  # noqa: E501
 ]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def make(device: PtxDevice, value: Any) -> Any:
 def test_shuffle_in_a_branch() -> None:
     device = PtxDevice(memory_bytes=1 << 20)
     kernel = load(device, kernels.bug_shuffle_in_a_branch, [f32_1d])
-    with pytest.raises(PtxError, match="lane 3 .* has exited|reads lane 3") as caught:
+    with pytest.raises(PtxError, match="reads lane 3") as caught:
         device.execute(kernel, 1, 64, [device.empty((64,), np.float32)])
     assert caught.value.kind == "divergent-warp"
 

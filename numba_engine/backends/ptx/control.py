@@ -168,13 +168,14 @@ class WarpSync:
         return self.machine.fault(
             self.at,
             "divergent-warp",
-            f"lane {absent % 32} is named in the member mask and does not arrive; {_whereabouts(self.machine, absent, parked)}",
+            f"lane {absent % 32} is named in the member mask and does not arrive; "
+            + _whereabouts(self.machine, absent, parked),
             lane,
         )
 
 
 class Barrier:
-    """All threads of a block wait for one another; with a thread count, that many arrivals at the barrier's number do."""
+    """All threads of a block wait for one another; with a count, until that many arrived at the barrier's number."""
 
     def __init__(self, machine: Machine, at: Instruction) -> None:
         self.machine = machine

@@ -1,8 +1,9 @@
 """A program bound to a number of blocks and threads: its arrays, its decoded instructions, and the scheduler.
 
-The lanes ``[blocks, threads padded to whole warps]`` of a batch of blocks run in lockstep. ``ready`` maps block numbers to
-the lanes waiting there; the machine runs the lowest number first (see ``program``). Lanes that wait for others at a
-barrier or a ``.sync`` instruction are parked until these arrive, or until nothing else can run, which is an error.
+The lanes ``[blocks, threads padded to whole warps]`` of a batch of blocks run in lockstep. ``ready`` maps numbers of
+basic blocks to the lanes waiting there; the machine runs the lowest number first (see ``program``). Lanes that wait for
+others at a barrier or a ``.sync`` instruction are parked until these arrive, or until nothing else can run, which is an
+error.
 """
 
 from __future__ import annotations
@@ -229,8 +230,8 @@ class Machine:
         raise self.fault(
             at,
             "step-limit",
-            f"{self.checks.step_limit} basic blocks executed without an end: an infinite loop, or lanes waiting for a block "
-            "that is not resident (launch with cooperative=True to keep all blocks of the grid resident)",
+            f"{self.checks.step_limit} basic blocks executed without an end: an infinite loop, or lanes waiting for "
+            "a block that is not resident (launch with cooperative=True to keep all blocks of the grid resident)",
             int(np.flatnonzero(mask.flat)[0]),
         )
 

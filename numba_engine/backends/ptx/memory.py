@@ -1,8 +1,8 @@
 """The memory of the simulated device: one arena of global memory with guard gaps, and per-block windows.
 
-Addresses are 64-bit. Global memory (constants and kernel parameters included) starts at ``GLOBAL_BASE``; generic addresses
-of shared and local memory lie in windows of their own. Allocations are 256-byte aligned with an unowned gap between
-them, so that an index past the end of an array is seen instead of landing in its neighbour.
+Addresses are 64-bit. Global memory (constants and kernel parameters included) starts at ``GLOBAL_BASE``; generic
+addresses of shared and local memory lie in windows of their own. Allocations are 256-byte aligned with an unowned gap
+between them, so that an index past the end of an array is seen instead of landing in its neighbour.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def reserve(nbytes: int) -> np.ndarray:
 #
 # All take: addresses (flat, one per lane), an immediate offset and the base to subtract, the table of valid ranges, the
 # lanes that take part, and the memory seen as elements. Lanes come in units of ``unit`` (a block for shared memory, one
-# thread for local, everything for global) with ``stride`` elements from unit to unit. They return OK, or 4 * lane + fault.
+# thread for local, everything for global) with ``stride`` elements from unit to unit. Checks return OK, or
+# 4 * lane + fault.
 
 
 @njit(cache=True, nogil=True)
@@ -275,9 +276,9 @@ def clear_shadow(shadow):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def check_shared(
+def check_shared(  # type: ignore[no-untyped-def]
     addresses, immediate, mask, nbytes, granule_log2, threads, granules, shadow, epochs, syncs, writes, reads, other
-):  # type: ignore[no-untyped-def]
+):
     """Note an access of every lane and compare it with what the shadow says. Returns OK or 4 * lane + fault.
 
     ``epochs`` [blocks] counts barriers, ``syncs`` [blocks, warps] warp synchronisations; ``other[0]`` becomes the other
@@ -301,10 +302,10 @@ def check_shared(
                 if not shadow[at, WRITTEN]:
                     return 4 * lane + NOT_WRITTEN
             same = writer if writer >= 0 else -2 - writer
-            if writer != -1 and shadow[at, W_EPOCH] == epoch and same != thread and (writes != 2 or writer >= 0):
-                if same >> 5 != warp or shadow[at, W_SYNC] == sync:
-                    other[0] = same
-                    return 4 * lane + RACE
+            concurrent = writer != -1 and shadow[at, W_EPOCH] == epoch and same != thread
+            if concurrent and (writes != 2 or writer >= 0) and (same >> 5 != warp or shadow[at, W_SYNC] == sync):
+                other[0] = same
+                return 4 * lane + RACE
             if writes:
                 reader = shadow[at, READER]
                 if shadow[at, R_EPOCH] == epoch and reader != -1 and reader != thread:

@@ -76,6 +76,13 @@ class Sink:
 Operand = Register | Immediate | Symbol | Address | Vector | Pair | Sink
 
 
+def both_results(operand: Operand) -> tuple[Operand, Operand | None]:
+    """A destination and its second one, where there is one that is wanted."""
+    if not isinstance(operand, Pair):
+        return operand, None
+    return operand.first, None if isinstance(operand.second, Sink) else operand.second
+
+
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One statement. ``parts`` is the opcode split at its dots: ``ld.global.v4.u32`` → (ld, global, v4, u32)."""

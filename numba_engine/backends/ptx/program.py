@@ -43,34 +43,12 @@ _MAX_INLINE_DEPTH = 32
 _USES_CARRY = frozenset({"addc", "subc", "madc"})
 _EXITS = frozenset({"ret", "exit", "trap"})
 _NO_DESTINATION = frozenset(
-    [
-        "st",
-        "red",
-        "bar",
-        "barrier",
-        "bra",
-        "brx",
-        "call",
-        "ret",
-        "exit",
-        "trap",
-        "membar",
-        "fence",
-        "prefetch",
-        "prefetchu",
-        "cp",
-        "discard",
-        "applypriority",
-        "nanosleep",
-        "griddepcontrol",
-        "stmatrix",
-        "pmevent",
-        "brkpt",
-    ]
+    {"st", "red", "bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "membar", "fence", "prefetch"}
+    | {"prefetchu", "cp", "discard", "applypriority", "nanosleep", "griddepcontrol", "stmatrix", "pmevent"}
 )
-_WARP_SYNC = frozenset(["shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "elect"])
+_WARP_SYNC = frozenset({"shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "elect"})
 _THREAD_RESULT = frozenset(
-    ["shfl", "vote", "match", "redux", "elect", "activemask", "atom", "mma", "ldmatrix", "mbarrier", "bar", "barrier"]
+    {"shfl", "vote", "match", "redux", "elect", "activemask", "atom", "mma", "ldmatrix", "mbarrier", "bar", "barrier"}
 )
 _DYNAMIC_SPECIALS = ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
 _SPECIAL_BITS = {
@@ -242,7 +220,8 @@ def _used_symbols(blocks: list[BasicBlock]) -> set[str]:
 
 
 def _lay_out(variables: Iterable[Variable], guard: int = 0) -> tuple[dict[str, tuple[int, Variable]], int]:
-    placed, end = {}, 0
+    placed: dict[str, tuple[int, Variable]] = {}
+    end = 0
     for variable in variables:
         start = -(-end // variable.align) * variable.align
         if guard and placed:

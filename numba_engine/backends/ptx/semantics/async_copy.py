@@ -102,7 +102,7 @@ def _cp(machine: Machine, at: Instruction) -> Op | None:
     return _copy(machine, at)
 
 
-# ---- cp.async and its groups -------------------------------------------------------------------------------------------
+# ---- cp.async and its groups -----------------------------------------------------------------------------------------
 
 
 def _copy(machine: Machine, at: Instruction) -> Op:
@@ -234,7 +234,7 @@ def _copies_arrive(machine: Machine, at: Instruction) -> Op:
     return run
 
 
-# ---- mbarrier ----------------------------------------------------------------------------------------------------------
+# ---- mbarrier --------------------------------------------------------------------------------------------------------
 
 
 @opcode("mbarrier")
@@ -279,8 +279,8 @@ def _init(machine: Machine, at: Instruction) -> Op:
     def init(mask: Mask) -> None:
         for address, lanes in places.distinct(mask):
             if address not in state.mbarriers:
-                zeros = [np.zeros(machine.num_blocks, np.int64) for _ in range(4)]
-                state.mbarriers[address] = _MBarrier(*zeros)
+                expected, pending, phase, transactions = np.zeros((4, machine.num_blocks), np.int64)
+                state.mbarriers[address] = _MBarrier(expected, pending, phase, transactions)
             barrier = state.mbarriers[address]
             rows = lanes // machine.threads
             barrier.expected[rows] = barrier.pending[rows] = count()[lanes]
@@ -371,7 +371,7 @@ def _test(machine: Machine, at: Instruction) -> Op:
     return test
 
 
-# ---- bulk copies -------------------------------------------------------------------------------------------------------
+# ---- bulk copies -----------------------------------------------------------------------------------------------------
 
 
 def _bulk(machine: Machine, at: Instruction) -> Op | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from numba_engine.backends.ptx.machine import Machine
-from numba_engine.backends.ptx.parser import TYPE_BYTES, Instruction, Pair, Sink
+from numba_engine.backends.ptx.parser import TYPE_BYTES, Instruction, Sink, both_results
 from numba_engine.backends.ptx.primitives import get
 from numba_engine.backends.ptx.semantics.registry import Op, opcode
 
@@ -30,9 +30,7 @@ _COMBINE: dict[str, Any] = {"and": np.logical_and, "or": np.logical_or, "xor": n
 @opcode("setp")
 def _setp(machine: Machine, at: Instruction) -> Op:
     kind = at.parts[-1]
-    target, complement = at.operands[0], None
-    if isinstance(target, Pair):
-        target, complement = target.first, target.second
+    target, complement = both_results(at.operands[0])
     if kind.endswith("x2"):
         return _setp_packed(machine, at, target, complement)
     a, b = (machine.src(operand, kind) for operand in at.operands[1:3])
@@ -42,11 +40,7 @@ def _setp(machine: Machine, at: Instruction) -> Op:
         return machine.elementwise(compare, machine.dst(target, "pred"), a, b)
     other, negated = machine.predicate(at.operands[3]) if combine is not None else (machine.constant(1, "pred"), False)
     first = machine.write(machine.dst(target, "pred"))
-    second = (
-        machine.write(machine.dst(complement, "pred"))
-        if complement is not None and not isinstance(complement, Sink)
-        else None
-    )
+    second = machine.write(machine.dst(complement, "pred")) if complement is not None else None
 
     def both(mask: Any) -> None:
         result = np.empty(np.broadcast_shapes(a.shape, b.shape), np.bool_)

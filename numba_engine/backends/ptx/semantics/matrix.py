@@ -1,8 +1,9 @@
 """mma.sync, ldmatrix and stmatrix.
 
-Fragments (PTX ISA 9.7.14.5): with g = lane / 4, t = lane % 4 and e elements in a 32-bit register, element j of A's register
-r is A[g + 8 (r % 2), e t + j + 4 e (r / 2)], of B's register r is B[e t + j + 4 e r, g], and C's four values are
-C[g + 8 (i / 2), 2 t + i % 2]. Sums are exact (float64) and rounded once to the accumulator.
+Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k…"): with g = lane / 4, t = lane % 4 and e elements in a 32-bit
+register, element j of A's register r is A[g + 8 (r % 2), e t + j + 4 e (r / 2)], of B's register r is
+B[e t + j + 4 e r, g], and C's four values are C[g + 8 (i / 2), 2 t + i % 2]. Sums of floats are taken in float64, the
+addend first, and rounded once to the accumulator; the hardware's own order and precision are not documented.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def _multiply_integers(left, right, addend, result, elements, depth):  # type: i
                 result[i, first + lane] = total
 
 
-# ---- ldmatrix, stmatrix ------------------------------------------------------------------------------------------------
+# ---- ldmatrix, stmatrix ----------------------------------------------------------------------------------------------
 
 
 class _Rows:

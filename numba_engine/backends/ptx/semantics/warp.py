@@ -7,7 +7,7 @@ import numpy as np
 from numba_engine.backends.ptx.control import warp_bits
 from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import Machine
-from numba_engine.backends.ptx.parser import Instruction, Pair
+from numba_engine.backends.ptx.parser import Instruction, both_results
 from numba_engine.backends.ptx.semantics.registry import Op, opcode
 
 _LANE = np.arange(32, dtype=np.int32)
@@ -21,9 +21,7 @@ def by_warp(machine: Machine, array: np.ndarray) -> np.ndarray:
 @opcode("shfl")
 def _shfl(machine: Machine, at: Instruction) -> Op:
     mode = at.parts[2]
-    target, in_range = at.operands[0], None
-    if isinstance(target, Pair):
-        target, in_range = target.first, target.second
+    target, in_range = both_results(at.operands[0])
     value = machine.src(at.operands[1], "u32")
     by = machine.src(at.operands[2], "s32")
     clamp = machine.src(at.operands[3], "s32")
@@ -37,7 +35,7 @@ def _shfl(machine: Machine, at: Instruction) -> Op:
         if known:
             key = (int(by[0, 0]), int(clamp[0, 0]))
             if key not in cache:
-                cache[key] = source_lanes(mode, np.int32(key[0] & 31), np.int32(key[1]))
+                cache[key] = source_lanes(mode, np.array(key[0] & 31, np.int32), np.array(key[1], np.int32))
             return cache[key]
         return source_lanes(mode, by_warp(machine, by) & 31, by_warp(machine, clamp))
 
@@ -113,9 +111,7 @@ def _per_lane(machine: Machine, per_warp: np.ndarray) -> np.ndarray:
 @opcode("match")
 def _match(machine: Machine, at: Instruction) -> Op:
     kind = at.parts[-1]
-    target, all_equal = at.operands[0], None
-    if isinstance(target, Pair):
-        target, all_equal = target.first, target.second
+    target, all_equal = both_results(at.operands[0])
     value = machine.src(at.operands[1], kind)
     put = machine.write(machine.dst(target, "b32"))
     put_predicate = machine.write(machine.dst(all_equal, "pred")) if all_equal is not None else None
@@ -162,16 +158,15 @@ def _redux(machine: Machine, at: Instruction) -> Op:
 @opcode("elect")
 def _elect(machine: Machine, at: Instruction) -> Op:
     """The lowest member is the leader."""
-    target = at.operands[0]
-    assert isinstance(target, Pair)
-    put = machine.write(machine.dst(target.first, "b32"))
-    put_leader = machine.write(machine.dst(target.second, "pred"))
+    target, is_leader = both_results(at.operands[0])
+    put = machine.write(machine.dst(target, "b32"))
+    put_leader = machine.write(machine.dst(is_leader, "pred")) if is_leader is not None else None
 
     def elect(mask: Mask) -> None:
         leader = mask.array.reshape(-1, 32).argmax(axis=1).astype(np.uint32)
         put(mask, _per_lane(machine, leader))
-        lanes = np.broadcast_to(_LANE.astype(np.uint32), (leader.size, 32))
-        put_leader(mask, (lanes == leader[:, None]).reshape(machine.shape))
+        if put_leader is not None:
+            put_leader(mask, (_LANE.astype(np.uint32) == leader[:, None]).reshape(machine.shape))
 
     return elect
 
