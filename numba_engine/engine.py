@@ -10,6 +10,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from numba_engine.backends import create_backend
 from numba_engine.backends.base import Backend, Sampled
@@ -205,6 +206,16 @@ class LLM:
             num_aborted=counters.num_aborted,
         )
 
+    def warm_up(self) -> None:
+        """Compile every kernel a request can need, which takes a while once per machine, so that none has to wait.
+
+        Leaves no trace in ``stats``.
+        """
+        greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+        sampled = SamplingParams(top_k=5, top_p=0.9, min_p=0.1, logprobs=1, max_tokens=2, ignore_eos=True)
+        self.generate([[0] * 20, [0] * 3], [greedy, sampled])
+        self._counters = Counters()
+
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
@@ -255,10 +266,15 @@ class LLM:
         return profile
 
     def stop_profile(self) -> ProfileSummary:
-        """End the profile and sum it up. Measures the machine's read bandwidth, which takes a moment."""
+        """End the profile and sum it up. The first one measures the machine's read bandwidth, which takes a moment."""
         assert self._recorder is not None, "start_profile first"
         self._recorder, self._ops = None, self._backend
-        return summarize(self._profiled_steps, read_bandwidth_gbps=self._backend.read_bandwidth_gbps())
+        return summarize(self._profiled_steps, read_bandwidth_gbps=self.read_bandwidth_gbps)
+
+    @cached_property
+    def read_bandwidth_gbps(self) -> float:
+        """Plain read bandwidth of the backend's memory, GB/s, measured once, while nothing else of the engine runs."""
+        return self._backend.read_bandwidth_gbps()
 
     # ---- parts of the above ----------------------------------------------------------------------------------------
 

@@ -7,17 +7,25 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from numba_engine.checkpoint.demo import fetch_demo
 from numba_engine.config import EngineConfig
 from numba_engine.engine import LLM
+from numba_engine.engine import Progress as ReportProgress
 
 
 def load(model: str, config: EngineConfig, *, quiet: bool = False) -> LLM:
-    """The loaded model, the demo model downloaded first; a progress bar on stderr where that is a terminal."""
+    """The loaded model, ready to run; a progress bar on stderr where that is a terminal."""
     with ProgressBar(quiet=quiet) as progress:
-        if model == "demo":
-            model = str(fetch_demo(progress))
-        return LLM(model, config, progress=progress)
+        return load_ready(model, config, progress)
+
+
+def load_ready(model: str, config: EngineConfig, progress: ReportProgress) -> LLM:
+    """The loaded model, its kernels compiled: the first request is answered as fast as the next."""
+    llm = LLM(model, config, progress=progress)
+    # On the simulated GPU nothing is fast, and each token of a warm-up would take a good while.
+    if llm.model_info.backend != "ptx":
+        progress("compiling kernels", 0, 0)
+        llm.warm_up()
+    return llm
 
 
 class ProgressBar:

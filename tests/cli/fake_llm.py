@@ -64,7 +64,12 @@ class FakeLLM:
         self.fusion: bool | None = None
         self._running: str | None = None
         self._step = 0
+        self.warmed_up = False
         self.made.append(self)
+
+    def warm_up(self) -> None:
+        assert not self.prompts
+        self.warmed_up = True
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())

@@ -83,10 +83,9 @@ def test_fetch_demo_prints_the_path(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert (result.exit_code, result.stdout, result.stderr) == (0, "/cache/demo.gguf\n", "")
 
 
-def test_demo_is_fetched_at_its_first_use(run: Run, llms: list[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "fetch_demo", lambda progress: Path("/cache/demo.gguf"))
-    run("generate", "demo", "--prompt", "p")
-    assert llms[0].model == "/cache/demo.gguf"
+def test_kernels_are_compiled_before_anything_is_asked(run: Run, llms: list[FakeLLM]) -> None:
+    run("generate", "m", "--prompt", "p")
+    assert llms[0].warmed_up
 
 
 def _failing(error: Exception) -> Any:

@@ -214,3 +214,10 @@ def test_default_sampling_is_what_the_makers_recommend(tmp_path: Path, llm: LLM)
     path = write_hf(tmp_path / "model", TinyModel(), generation_config=recommended)
     assert LLM(str(path), EngineConfig(backend="cpu")).default_sampling == SamplingParams(temperature=0.6, top_p=0.9)
     assert llm.default_sampling == SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+
+
+def test_warm_up_leaves_no_trace(tiny_path: Path) -> None:
+    llm = LLM(str(tiny_path), EngineConfig(backend="cpu"))
+    fresh = llm.stats
+    llm.warm_up()
+    assert llm.stats == fresh
