@@ -1,4 +1,4 @@
-"""Profiles and benches on a terminal. Sizes are decimal: 1 MB is a million bytes."""
+"""Profiles on a terminal. Sizes are decimal: 1 MB is a million bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from numba_engine.profiling.bench import BenchRow
 from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
 
 BAR_WIDTH = 16
@@ -38,23 +37,6 @@ def summary_table(summary: ProfileSummary) -> RenderableType:
     title = f"{summary.num_decode_steps} decode steps"
     table = _ops_table(title, summary.ops, time_s - ops_time_s, time_s, summary.read_bandwidth_gbps)
     return Group(table, _limits(summary)) if summary.num_decode_steps else _limits(summary)
-
-
-def bench_table(rows: Sequence[BenchRow]) -> RenderableType:
-    """Rows as llama-bench prints them, with GB/s and the share of the measured read bandwidth."""
-    table = Table(**_PLAIN)
-    table.add_column("test")
-    for header in ("t/s", "GB/s", "of read bandwidth", "GFLOP/s"):
-        table.add_column(header, justify="right")
-    for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.tokens_per_s:.2f} ± {row.tokens_per_s_sd:.2f}",
-            f"{row.gbps:.1f}",
-            f"{row.share_of_bandwidth:.0%} of {row.read_bandwidth_gbps:.1f}",
-            f"{row.gflops:.0f}",
-        )
-    return table
 
 
 def _ops_table(

@@ -8,12 +8,10 @@ import json
 import pytest
 from rich.console import Console, RenderableType
 
-from numba_engine.profiling.bench import BenchRow
 from numba_engine.profiling.exports import step_as_json, summary_as_json
 from numba_engine.profiling.recorder import summarize
 from numba_engine.profiling.report import OpProfile, StepProfile
 from numba_engine.profiling.tables import (
-    bench_table,
     format_bytes,
     format_count,
     format_time,
@@ -65,12 +63,6 @@ def test_summary_of_prefill_alone_says_so_and_no_more() -> None:
     prefill = StepProfile(0, 40, 0, 1, 0.5, (LINEAR,))
     lines = rendered(summary_table(summarize([prefill], read_bandwidth_gbps=30.0)))
     assert [" ".join(line.split()) for line in lines] == ["prefill 80.0 tok/s 1 steps"]
-
-
-def test_bench_table() -> None:
-    lines = rendered(bench_table([BenchRow("tg128", 128, 121.5, 1.25, 12.0, 30.0, 40.0)]))
-    assert "121.50 ± 1.25" in row(lines, "tg128")
-    assert "40% of 30.0" in row(lines, "tg128")
 
 
 def test_json_has_the_fields_and_what_follows_from_them() -> None:
