@@ -150,7 +150,8 @@ class CpuBackend(Backend):
             shape.head_dim, shape.num_heads // shape.num_kv_heads, self.kv_cache_dtype.itemsize == 2
         )
         attention(
-            self._team.state, whole, split, merge, out, qkv, _words(cache.k), _words(cache.v), batch.cu_seqlens_q, batch.context_lens,
+            self._team.state, whole, split, merge, out, qkv, _words(cache.k), _words(cache.v), batch.cu_seqlens_q,
+            batch.context_lens,
             batch.block_tables, batch.max_context_len, shape.sliding_window or 0, shape.scale, self._partials,
         )  # fmt: skip
 

@@ -53,7 +53,9 @@ def kernel_address(function: Callable[..., Any], signature: str, variant: str = 
     _enable_cache(compiled, function, variant)
     compiled.compile()
     _keep_alive.append(compiled)
-    return int(compiled.address)
+    address = compiled.address
+    assert address
+    return address
 
 
 _keep_alive: list[ccallback.CFunc] = []

@@ -1,8 +1,9 @@
 """What numba has no words for: vector code, raw memory and atomics, emitted as LLVM IR.
 
-Vectors are 16 lanes wide whatever the machine: LLVM splits them into two 256-bit or four 128-bit registers where it must,
-which changes no result. Only ``dot4`` has forms of its own for each instruction set, all with the same integers.
-Every reduction has a fixed order of lanes, and no fast-math flag is ever set, so a result depends on nothing but its inputs.
+Vectors are 16 lanes wide whatever the machine: LLVM splits them into two 256-bit or four 128-bit registers where it
+must, which changes no result. Only ``dot4`` has forms of its own for each instruction set, all with the same integers.
+Every reduction has a fixed order of lanes, and no fast-math flag is ever set, so a result depends on nothing but its
+inputs.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ class Emitter:
 
     # ---- integers and addresses ----
 
-    def int(self, value: int, type_: ir.Type = i64) -> ir.Constant:
+    def integer(self, value: int, type_: ir.Type = i64) -> ir.Constant:
         return ir.Constant(type_, value)
 
     def at(self, address: ir.Value, offset: ir.Value | int, scale: int = 1) -> ir.Value:
         """address + offset * scale."""
         if isinstance(offset, int):
-            return self.b.add(address, self.int(offset * scale)) if offset else address
-        scaled = offset if scale == 1 else self.b.mul(offset, self.int(scale))
+            return self.b.add(address, self.integer(offset * scale)) if offset else address
+        scaled = offset if scale == 1 else self.b.mul(offset, self.integer(scale))
         return self.b.add(address, scaled)
 
     def load(self, address: ir.Value, type_: ir.Type, align: int) -> ir.Value:
@@ -76,7 +77,7 @@ class Emitter:
         """Ask for the cache lines of ``nbytes`` bytes; any address is allowed."""
         for offset in range(0, nbytes, 64):
             pointer = self.b.inttoptr(self.at(address, offset), i8.as_pointer())
-            read, keep_in_l2, data = self.int(0, i32), self.int(2, i32), self.int(1, i32)
+            read, keep_in_l2, data = self.integer(0, i32), self.integer(2, i32), self.integer(1, i32)
             self.call("llvm.prefetch.p0", ir.VoidType(), pointer, read, keep_in_l2, data)
 
     def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
@@ -91,7 +92,7 @@ class Emitter:
 
     def splat(self, value: ir.Value, lanes: int = LANES) -> ir.Value:
         vector = ir.VectorType(value.type, lanes)
-        one = self.b.insert_element(ir.Constant(vector, ir.Undefined), value, self.int(0, i32))
+        one = self.b.insert_element(ir.Constant(vector, ir.Undefined), value, self.integer(0, i32))
         return self.b.shuffle_vector(
             one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(i32, lanes), [0] * lanes)
         )
@@ -119,12 +120,12 @@ class Emitter:
     def masked_load(self, address: ir.Value, type_: ir.VectorType, mask: ir.Value, align: int) -> ir.Value:
         pointer = self.b.inttoptr(address, type_.as_pointer())
         zero = ir.Constant(type_, None)
-        return self.call(f"llvm.masked.load.{_suffix(type_)}.p0", type_, pointer, self.int(align, i32), mask, zero)
+        return self.call(f"llvm.masked.load.{_suffix(type_)}.p0", type_, pointer, self.integer(align, i32), mask, zero)
 
     def masked_store(self, value: ir.Value, address: ir.Value, mask: ir.Value, align: int) -> None:
         pointer = self.b.inttoptr(address, value.type.as_pointer())
         self.call(
-            f"llvm.masked.store.{_suffix(value.type)}.p0", ir.VoidType(), value, pointer, self.int(align, i32), mask
+            f"llvm.masked.store.{_suffix(value.type)}.p0", ir.VoidType(), value, pointer, self.integer(align, i32), mask
         )
 
     def first_lanes(self, count: ir.Value) -> ir.Value:
@@ -141,7 +142,7 @@ class Emitter:
             high = self.shuffle(vector, vector, list(range(half, count)))
             vector = combine(low, high)
             count = half
-        return self.b.extract_element(vector, self.int(0, i32))
+        return self.b.extract_element(vector, self.integer(0, i32))
 
     def fold(self, a: ir.Value, b: ir.Value, n: int) -> ir.Value:
         """a and b hold runs of n partial sums, a run a row; the result holds runs of n / 2, each run's halves added up.
@@ -270,7 +271,7 @@ def _suffix(type_: ir.Type) -> str:
 
 
 def emit(name: str, result: types.Type, arity: int, body: Callable[..., ir.Value | None]) -> Any:
-    """An intrinsic of ``arity`` arguments (converted to int64 unless floating) whose code ``body(builder, *args)`` emits."""
+    """An intrinsic whose code ``body(builder, *args)`` emits, of ``arity`` int64 or floating arguments."""
 
     def typer(typingctx: Any, *args: types.Type) -> Any:
         wanted = [a if isinstance(a, types.Float) else types.int64 for a in args]
@@ -292,7 +293,7 @@ def emit(name: str, result: types.Type, arity: int, body: Callable[..., ir.Value
 
 
 def _element(b: ir.IRBuilder, address: ir.Value, index: ir.Value, type_: ir.Type) -> ir.Value:
-    # By element pointer rather than by integer arithmetic: LLVM's vectoriser only sees consecutive elements in the first.
+    # By element pointer rather than by integer arithmetic, in which LLVM's vectoriser sees no consecutive elements.
     return b.gep(b.inttoptr(address, type_.as_pointer()), [index])
 
 
@@ -341,7 +342,7 @@ bits_f32 = emit("bits_f32", types.float32, 1, lambda b, bits: b.bitcast(b.trunc(
 exp_f32 = emit("exp_f32", types.float32, 1, lambda b, x: Emitter(b).exp(x))
 
 
-# ---- atomics, waiting, calling ----------------------------------------------------------------------------------------
+# ---- atomics, waiting, calling ---------------------------------------------------------------------------------------
 
 
 def _pointer(b: ir.IRBuilder, address: ir.Value) -> ir.Value:

@@ -1,7 +1,7 @@
 """The layout in which the CPU kernels stream a matrix.
 
-Rows are taken in groups of 16, one row per vector lane, so that a dot product never needs a sum across lanes and a row's
-result does not depend on how many activations are multiplied at once. A group is contiguous:
+Rows are taken in groups of 16, one row per vector lane, so that a dot product never needs a sum across lanes and a
+row's result does not depend on how many activations are multiplied at once. A group is contiguous:
 
     F32, F16, BF16   [in_features][16 rows]
     Q8_0             scales [blocks][16 rows] f16, then quants [blocks][8][16 rows][4] uint8, each int8 + 128

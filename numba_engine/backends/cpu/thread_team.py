@@ -3,10 +3,10 @@
 A loop is a kernel over items 0 … n. Every thread, the caller included, takes the next piece of what is left by
 compare-and-swap until nothing is left, so a thread that the system has put aside holds up only the piece it is in, and
 a team whose threads never wake still finishes. Waiting threads spin for some tens of microseconds, then offer their
-core, then sleep in the kernel. numba's own thread pools are no choice here: ``workqueue`` aborts when two Python threads
-use it at once, the others need system libraries, and each loop would cost several times as much.
+core, then sleep in the kernel. numba's own thread pools are no choice here: ``workqueue`` aborts when two Python
+threads use it at once, the others need system libraries, and each loop would cost several times as much.
 
-The state is one int64 array that the launchers get as ``team``: job arguments at ARGS, the rest is private to this file.
+The state is one int64 array that launchers get as ``team``: job arguments at ARGS, the rest is private to this file.
 """
 
 from __future__ import annotations
@@ -65,10 +65,7 @@ class ThreadTeam:
 
 def usable_cores() -> int:
     """Cores this process may use: its affinity, and the CPU quota of its container where there is one."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cpu_quota()
     return max(1, min(cores, math.ceil(quota))) if quota else cores
 

@@ -14,7 +14,6 @@ from numba_engine.backends.cpu.kernels.linear import TABLE_FIELDS, linear_kernel
 from numba_engine.backends.cpu.packing import GroupLayout, num_groups, pack
 from numba_engine.storage import StoredTensor
 
-
 _HUGE_PAGE_BYTES = 1 << 21
 _SLAB_BYTES = 1 << 28
 
@@ -74,8 +73,8 @@ def _runs(tensors: Sequence[StoredTensor]) -> list[list[StoredTensor]]:
 class WeightMemory:
     """Memory for weights: one after the other in large slabs, in huge pages where the system gives them.
 
-    Weights lie in the order of loading, which is that of use, so what is prefetched past a weight's end is the next one's
-    beginning. Pages are only taken once they are written; a slab is freed with the last array in it.
+    Weights lie in the order of loading, which is that of use, so what is prefetched past the end of one is the next
+    one's beginning. Pages are only taken once they are written; a slab is freed with the last array in it.
     """
 
     def __init__(self) -> None:

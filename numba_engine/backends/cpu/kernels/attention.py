@@ -2,17 +2,18 @@
 
 A token's context is cut at multiples of CHUNK positions. Each chunk gives, per head, the largest score m, the sum l of
 e^(score - m) and the weighted sum of v; chunks are merged in ascending order with the online softmax (Milakov &
-Gimelshein 2018; FlashAttention, Dao 2022). One token at few heads splits its chunks over the threads and merges afterwards,
-otherwise a thread merges as it goes: the same operations in the same order, so the result depends neither on threads nor
-on what else is in the batch.
+Gimelshein 2018; FlashAttention, Dao 2022). A few tokens split their chunks over the threads and merge afterwards, else
+a thread merges as it goes: the same operations in the same order, so the result depends neither on threads nor on what
+else is in the batch.
 
-qkv [T, (H + 2 KV) D] float32 (only q is read), cache [B, KV, block_size, D] float32 or float16. The G = H / KV query heads
-of a KV head share each read of v, and reads of k from L1. Bytes moved: k and v of every token's context, once a KV head.
+qkv [T, (H + 2 KV) D] float32 (only q is read), cache [B, KV, block_size, D] float32 or float16. The G = H / KV query
+heads of a KV head share the reads of k and v. Bytes moved: k and v of every token's context, once a KV head.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -135,7 +136,7 @@ def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int
         return low
 
     @inner
-    def visible(args: int, t: int, s: int) -> tuple[int, int]:
+    def visible(args: int, t: int, s: int) -> Any:
         """First and one past the last position that token t sees."""
         behind = np.int64(load_i32(load_i64(args, _CU_SEQLENS), s + 1)) - t
         end = np.int64(load_i32(load_i64(args, _CONTEXT_LENS), s)) - behind + 1
@@ -216,7 +217,7 @@ class _Head:
         e.store(value, e.at(address, i * LANES * 4), 4)
 
 
-def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> object:
+def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> Any:
     """Intrinsic: keys low … high of a chunk, for the G heads at q, into G partials at out.
 
     The chunk's keys are in octets at byte offsets from k and v, so that a block may be as small as 8.
@@ -235,18 +236,18 @@ def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> object:
         vectors = range(len(head.widths))
         weights = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(vf32, group_size * num_tiles)), i64)
         minus_infinity = e.const(vf32, float("-inf"))
-        first_tile = b.lshr(low, e.int(4))
-        tiles = b.sub(b.lshr(b.add(high, e.int(LANES - 1)), e.int(4)), first_tile)
+        first_tile = b.lshr(low, e.integer(4))
+        tiles = b.sub(b.lshr(b.add(high, e.integer(LANES - 1)), e.integer(4)), first_tile)
 
         with e.loop(tiles) as i:
             tile = b.add(first_tile, i)
-            with b.if_then(b.icmp_signed("!=", prefetch, e.int(0))):
+            with b.if_then(b.icmp_signed("!=", prefetch, e.integer(0))):
                 for half in range(2):
                     here = e.at(e.at(offsets, tile, 16), 8 * half)
                     e.prefetch(e.at(v, e.load(here, i64, 8)), 8 * row_bytes)
                     e.prefetch(e.at(k, e.load(e.at(here, CHUNK), i64, 8)), 8 * row_bytes)
-            before = e.first_lanes(b.sub(low, b.shl(tile, e.int(4))))
-            valid = b.and_(e.first_lanes(b.sub(high, b.shl(tile, e.int(4)))), b.not_(before))
+            before = e.first_lanes(b.sub(low, b.shl(tile, e.integer(4))))
+            valid = b.and_(e.first_lanes(b.sub(high, b.shl(tile, e.integer(4)))), b.not_(before))
             for heads in _split(group_size, _SCORE_HEADS):
                 halves: dict[int, list[ir.Value]] = {g: [] for g in heads}
                 for half in range(2):
@@ -292,8 +293,8 @@ def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> object:
                 b.store(ir.Constant(vf32, None), place)
             with e.loop(b.sub(high, low)) as i:
                 j = b.add(low, i)
-                octet = e.load(e.at(offsets, b.lshr(j, e.int(3)), 8), i64, 8)
-                value = e.at(e.at(v, octet), b.and_(j, e.int(7)), row_bytes)
+                octet = e.load(e.at(offsets, b.lshr(j, e.integer(3)), 8), i64, 8)
+                value = e.at(e.at(v, octet), b.and_(j, e.integer(7)), row_bytes)
                 ps = {g: e.splat(e.load(e.at(e.at(weights, g * CHUNK * 4), j, 4), f32, 4)) for g in heads}
                 for n in vectors:
                     vector = head.load(value, n, element)
@@ -310,14 +311,14 @@ def _split(count: int, most: int) -> list[range]:
     return [range(first, min(first + most, count)) for first in range(0, count, most)]
 
 
-def _merge(head_dim: int, group_size: int) -> object:
+def _merge(head_dim: int, group_size: int) -> Any:
     """Intrinsic: the G partials at ``total`` become those of both; ``part`` covers the later positions."""
     stride = int(partial_floats.py_func(head_dim)) * 4
 
     def body(b: ir.IRBuilder, total: ir.Value, part: ir.Value) -> None:
         e = Emitter(b)
         head = _Head(e, head_dim)
-        with e.loop(e.int(group_size)) as g:
+        with e.loop(e.integer(group_size)) as g:
             old, new = e.at(total, g, stride), e.at(part, g, stride)
             old_m, new_m = (e.load(e.at(a, head_dim * 4), f32, 4) for a in (old, new))
             old_l, new_l = (e.load(e.at(a, head_dim * 4 + 4), f32, 4) for a in (old, new))
@@ -333,14 +334,14 @@ def _merge(head_dim: int, group_size: int) -> object:
     return emit("merge_partials", types.void, 2, body)
 
 
-def _finish(head_dim: int, group_size: int) -> object:
+def _finish(head_dim: int, group_size: int) -> Any:
     """Intrinsic: the G partials, each weighted sum divided by its l, to out [G, D]."""
     stride = int(partial_floats.py_func(head_dim)) * 4
 
     def body(b: ir.IRBuilder, out: ir.Value, total: ir.Value) -> None:
         e = Emitter(b)
         head = _Head(e, head_dim)
-        with e.loop(e.int(group_size)) as g:
+        with e.loop(e.integer(group_size)) as g:
             partial = e.at(total, g, stride)
             inverse = e.splat(b.fdiv(e.const(f32, 1.0), e.load(e.at(partial, head_dim * 4 + 4), f32, 4)))
             for i in range(len(head.widths)):

@@ -1,15 +1,15 @@
 """linear: out [R, out_features] = x [R, in_features] @ weight.T (+ bias) (+ out).
 
-Weights come in groups of 16 rows, one row a lane (see packing.py); one piece of work is some groups times all R rows of
-x, in tiles of up to 8 rows of x per pass over a group. A group is read from memory once, later passes find it in L1.
+Weights come in groups of 16 rows, one row a lane (see packing.py); one piece of work is some groups times all R rows
+of x, in tiles of up to 8 rows per pass over a group. A group is read from memory once, later passes find it in L1.
 
-Quantised weights, quantised activations (q_x = 256 high + low, see quantize_rows.py): per block of 32 an exact int32 dot,
-weights as unsigned bytes, their zero point put right by starting the sum at -zero * sum(q_x); then, block after block,
+Quantised weights, quantised activations (q_x = 256 high + low, see quantize_rows.py): per block of 32 an exact int32
+dot, weights as unsigned bytes, their zero point put right by starting at -zero * sum(q_x); then, block after block,
 
     acc = fma(d_w, float(dot) * d_x, acc);   Q4_1 also: acc = fma(m_w, d_x * sum(q_x), acc)
 
-Otherwise float32: value k goes by fma to accumulator k mod 4 (a tail of in_features mod 4 to the first), and the result is
-(a0 + a1) + (a2 + a3). Neither order depends on R, on tiling or on threads.
+Otherwise float32: value k goes by fma to accumulator k mod 4 (a tail of in_features mod 4 to the first), and the
+result is (a0 + a1) + (a2 + a3). Neither order depends on R, on tiling or on threads.
 
 Bytes moved: the weights once, x and out once (x from L2 for each group when R is large).
 """
@@ -176,7 +176,7 @@ def _tile(format: StorageFormat, int8_activations: bool, isa: InstructionSet, ro
         x_stride: ir.Value, out: ir.Value, out_stride: ir.Value, bias: ir.Value, add: ir.Value, lanes: ir.Value,
     ) -> None:  # fmt: skip
         e = Emitter(b, isa)
-        xs = [e.at(x, b.mul(x_stride, e.int(i))) for i in range(rows)]
+        xs = [e.at(x, b.mul(x_stride, e.integer(i))) for i in range(rows)]
         if int8_activations:
             sums = _int8_dots(e, format, weights, scale_bytes, in_features, xs)
         elif format.is_quantized:
@@ -186,12 +186,12 @@ def _tile(format: StorageFormat, int8_activations: bool, isa: InstructionSet, ro
         mask = e.first_lanes(lanes)
         bias_values = cgutils.alloca_once(b, vf32)
         b.store(ir.Constant(vf32, None), bias_values)
-        with b.if_then(b.icmp_signed("!=", bias, e.int(0))):
+        with b.if_then(b.icmp_signed("!=", bias, e.integer(0))):
             b.store(e.masked_load(bias, vf32, mask, 4), bias_values)
         for i, total in enumerate(sums):
-            address = e.at(out, b.mul(out_stride, e.int(i)))
+            address = e.at(out, b.mul(out_stride, e.integer(i)))
             total = b.fadd(total, b.load(bias_values))
-            with b.if_else(b.icmp_signed("!=", add, e.int(0))) as (then, otherwise):
+            with b.if_else(b.icmp_signed("!=", add, e.integer(0))) as (then, otherwise):
                 with then:
                     e.masked_store(b.fadd(e.masked_load(address, vf32, mask, 4), total), address, mask, 4)
                 with otherwise:
@@ -218,7 +218,7 @@ def _int8_dots(
     xs: list[ir.Value],
 ) -> list[ir.Value]:
     b = e.b
-    blocks = b.lshr(in_features, e.int(5))
+    blocks = b.lshr(in_features, e.integer(5))
     quants = e.at(weights, scale_bytes)
     accumulators = _accumulators(e, len(xs))
     with e.loop(blocks) as block:
@@ -233,7 +233,7 @@ def _int8_dots(
             x_block = e.at(x, block, 32)
             high, low = ir.Constant(vi32, None), ir.Constant(vi32, None)
             if zero := ZERO_POINT[format]:
-                low = e.splat(b.mul(e.load(x_sum, i32, 4), e.int(-zero, i32)))
+                low = e.splat(b.mul(e.load(x_sum, i32, 4), e.integer(-zero, i32)))
             for k, quarter in enumerate(quarters):
                 high4, low4 = (e.load(e.at(plane, 4 * k), i32, 4) for plane in (x_block, b.add(x_block, in_features)))
                 high = e.dot4(high, quarter, b.bitcast(e.splat(high4), vi8x64))
@@ -275,7 +275,7 @@ def _dequantized_dots(
     b = e.b
     quants = e.at(weights, scale_bytes)
     accumulators = [_accumulators(e, 4) for _ in xs]
-    with e.loop(b.lshr(in_features, e.int(5))) as block:
+    with e.loop(b.lshr(in_features, e.integer(5))) as block:
         d, m = _scales(e, format, weights, block)
         sums = [[b.load(a) for a in four] for four in accumulators]
         quarters = _unsigned_bytes(e, format, e.at(quants, block, QUANT_BYTES[format] * LANES))
@@ -309,12 +309,12 @@ def _float_dots(
             element = e.load(e.at(e.at(x, k, 4), 4 * j), f32, 4)
             b.store(e.fma(value, e.splat(element), b.load(four[j])), four[j])
 
-    quads = b.lshr(in_features, e.int(2))
+    quads = b.lshr(in_features, e.integer(2))
     with e.loop(quads) as quad:
         for j in range(4):
-            step(b.shl(quad, e.int(2)), j, accumulators)
-    with e.loop(b.and_(in_features, e.int(3))) as tail:
-        step(b.add(b.shl(quads, e.int(2)), tail), 0, accumulators)
+            step(b.shl(quad, e.integer(2)), j, accumulators)
+    with e.loop(b.and_(in_features, e.integer(3))) as tail:
+        step(b.add(b.shl(quads, e.integer(2)), tail), 0, accumulators)
     return [_sum4(b, [b.load(a) for a in four]) for four in accumulators]
 
 

@@ -2,12 +2,13 @@
 
     d = max|x| / 32512;   q = round_to_even(x / d) = 256 high + low;   and the sums that zero points and minima need
 
-q is kept as two planes of int8, so that int8 dot instructions make exact 16-bit products of it. One plane alone (what ggml
-does, Q8_1) moved the log-probabilities of SmolLM2 by 0.15 in the mean, two move them by 0.0015; decoding waits for
+q is kept as two planes of int8, so that int8 dot instructions make exact 16-bit products of it. One plane alone (what
+ggml does, Q8_1) moved the log-probabilities of SmolLM2 by 0.15 in the mean, two move them by 0.0015; decoding waits for
 memory either way, prompts take 1.8 times as long as with one.
 
-x [R, N] float32 → [R] rows of ``x_int8_stride(N)`` bytes: high int8 [N], low int8 [N], d f32 [N/32], sum(q) i32 [N/32],
-d * sum(q) f32 [N/32]. N is a multiple of 32. A NaN makes its block's d NaN. Bytes moved: 4 N + 2.4 N a row, in cache.
+x [R, N] float32 → [R] rows of ``x_int8_stride(N)`` bytes: high int8 [N], low int8 [N], d f32 [N/32],
+sum(q) i32 [N/32], d * sum(q) f32 [N/32]. N is a multiple of 32.
+A NaN makes its block's d NaN. Bytes moved: 4 N + 2.4 N a row, in cache.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def quantize_rows_kernel() -> int:
 
 def _quantize_row(b: ir.IRBuilder, out: ir.Value, x: ir.Value, n: ir.Value) -> None:
     e = Emitter(b)
-    blocks = b.lshr(n, e.int(5))
+    blocks = b.lshr(n, e.integer(5))
     low_plane = e.at(out, n)
     scales = e.at(low_plane, n)
     sums = e.at(scales, blocks, 4)

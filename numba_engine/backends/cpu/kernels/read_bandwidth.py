@@ -1,6 +1,6 @@
 """read_bandwidth: the speed of plainly reading memory, the limit that streaming weights is measured against.
 
-Sums 64-byte vectors of a buffer larger than any cache, by the same threads and in pieces as the other kernels take them.
+Sums 64-byte vectors of a buffer larger than any cache, by the same threads, in pieces as the other kernels do.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _sum_bytes(b: ir.IRBuilder, address: ir.Value, size: ir.Value) -> ir.Value:
     totals = [cgutils.alloca_once(b, vector) for _ in range(4)]
     for total in totals:
         b.store(ir.Constant(vector, None), total)
-    with e.loop(b.lshr(size, e.int(8))) as i:
+    with e.loop(b.lshr(size, e.integer(8))) as i:
         for j, total in enumerate(totals):
             b.store(b.add(b.load(total), e.load(e.at(e.at(address, i, 256), 64 * j), vector, 64)), total)
     return e.reduce(b.add(b.add(*map(b.load, totals[:2])), b.add(*map(b.load, totals[2:]))), b.add)

@@ -57,9 +57,9 @@ def rms_norm_kernel() -> int:
 
 def _norm_row(b: ir.IRBuilder, out: ir.Value, x: ir.Value, weight: ir.Value, n: ir.Value, eps: ir.Value) -> None:
     e = Emitter(b)
-    whole = b.lshr(n, e.int(4))
-    start = b.shl(whole, e.int(4))
-    rest = e.first_lanes(b.and_(n, e.int(LANES - 1)))
+    whole = b.lshr(n, e.integer(4))
+    start = b.shl(whole, e.integer(4))
+    rest = e.first_lanes(b.and_(n, e.integer(LANES - 1)))
     total = cgutils.alloca_once(b, vf32)
     b.store(ir.Constant(vf32, None), total)
     with e.loop(whole) as i:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -25,7 +26,10 @@ from numba_engine.backends.cpu.intrinsics import (
     LANES,
     Emitter,
     emit,
+    exp_f32,
     f32_bits,
+    f64,
+    i1,
     i32,
     i64,
     load_f32,
@@ -33,6 +37,7 @@ from numba_engine.backends.cpu.intrinsics import (
     load_i64,
     pointer_f32,
     pointer_i32,
+    stack_bytes,
     store_f32,
     store_i32,
     vf32,
@@ -44,8 +49,7 @@ from numba_engine.backends.cpu.thread_team import ARGS, run
  _HISTORY_PROMPT_LENS, _REPETITION, _PRESENCE, _FREQUENCY, _BIAS_OFFSETS, _BIAS_IDS, _BIAS_VALUES, _NUM_TOP, _TOKEN_IDS,
  _LOGPROBS, _TOP_IDS, _TOP_LOGPROBS, _COUNTS) = range(23)  # fmt: skip
 
-_LEAST_EXPONENTIAL = 2.0**-33  # the least -log u there is is just above it
-_MOST_EXPONENTIAL = 33 * math.log(2)
+GROUP_TOKENS = 4 * LANES  # drawn at once: 16 Philox blocks of 4
 _BINS_PER_UNIT, _NUM_BINS = 64, 2048
 
 
@@ -57,7 +61,7 @@ def sample(
     bias_offsets: np.ndarray, bias_ids: np.ndarray, bias_values: np.ndarray, num_top: int, counts: np.ndarray,
     token_ids: np.ndarray, logprobs: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray,
 ) -> None:  # fmt: skip
-    """``num_top`` -1: no log-probabilities. ``counts``: scratch [L or 1, V] int32 of zeros, and zeros again afterwards."""
+    """``num_top`` -1: no log-probabilities. ``counts``: scratch [L, V] int32 of zeros, and zeros again afterwards."""
     rows, vocab = logits.shape
     team[ARGS + _LOGITS] = logits.ctypes.data
     team[ARGS + _V] = vocab
@@ -83,6 +87,9 @@ def sample(
     team[ARGS + _BIAS_VALUES] = bias_values.ctypes.data
     team[ARGS + _COUNTS] = counts.ctypes.data
     run(team, kernel, rows, 1)
+
+
+word_place = stack_bytes(4 * GROUP_TOKENS)
 
 
 @functools.cache
@@ -160,7 +167,7 @@ def apply_penalties(args: int, row: int, logits: np.ndarray, begin: int, end: in
 @inner
 def draw(
     logits: np.ndarray, best: int, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, counter: int
-) -> int:
+) -> Any:
     """``best`` is the id of the largest logit, which is finite."""
     vocab = logits.size
     largest = np.float64(logits[best])
@@ -174,50 +181,37 @@ def draw(
     key0, key1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
 
     chosen = np.int64(best)
-    best_key = 1.0 / exponential(philox(chosen >> 2, counter, key0, key1), chosen & 3)
-    # p / e ≤ best_key for every possible e: no need to draw
-    least_useful_w = math.log(best_key * _LEAST_EXPONENTIAL)
-    for group in range((vocab + 3) // 4):
-        first = 4 * group
-        drawn = False
-        bits = (np.uint32(0), np.uint32(0), np.uint32(0), np.uint32(0))
-        for lane in range(min(4, vocab - first)):
+    words = word_place(0)
+    philox(words, chosen // GROUP_TOKENS, counter, key0, key1)
+    best_key = 1.0 / exponential(words, chosen % GROUP_TOKENS)
+    address = logits.ctypes.data
+    for group in range((vocab + GROUP_TOKENS - 1) // GROUP_TOKENS):
+        first = group * GROUP_TOKENS
+        philox(words, group, counter, key0, key1)
+        # Most tokens cannot win; those that may are looked at in float64.
+        candidates = contenders(
+            address + 4 * first, words, min(GROUP_TOKENS, vocab - first), np.float32(largest), np.float32(inverse),
+            np.float32(floor), np.float32(best_key),
+        )  # fmt: skip
+        while candidates != 0:
+            lane = lowest_bit(candidates)
+            candidates &= candidates - 1
             token = first + lane
             value = np.float64(logits[token])
             w = (value - largest) * inverse
-            if not (value >= floor and w >= least_w and w >= least_useful_w):
-                continue
-            if not drawn:
-                bits = philox(group, counter, key0, key1)
-                drawn = True
-            key = math.exp(w) / exponential(bits, lane)
-            if key > best_key or (key == best_key and token < chosen):
-                best_key = key
-                chosen = token
-                least_useful_w = math.log(best_key * _LEAST_EXPONENTIAL)
+            if value >= floor and w >= least_w:
+                key = math.exp(w) / exponential(words, lane)
+                if key > best_key or (key == best_key and token < chosen):
+                    best_key = key
+                    chosen = token
     return chosen
 
 
 @inner
-def exponential(bits: tuple[int, int, int, int], lane: int) -> float:
+def exponential(words: int, lane: int) -> float:
     """-log u, u = (bits + 0.5) 2^-32 in (0, 1)."""
-    word = bits[0] if lane == 0 else bits[1] if lane == 1 else bits[2] if lane == 2 else bits[3]
-    return -math.log((np.float64(word) + 0.5) * 2.0**-32)
-
-
-@inner
-def philox(block: int, counter: int, key0: int, key1: int) -> tuple[int, int, int, int]:
-    """Philox-4x32-10 of the counter (block, counter, 0, 0)."""
-    mask = np.uint64(0xFFFFFFFF)
-    c0, c1, c2, c3 = np.uint64(block), np.uint64(counter), np.uint64(0), np.uint64(0)
-    k0, k1 = np.uint64(key0), np.uint64(key1)
-    for _ in range(10):
-        p0 = np.uint64(0xD2511F53) * c0
-        p1 = np.uint64(0xCD9E8D57) * c2
-        c0, c1, c2, c3 = (p1 >> np.uint64(32)) ^ c1 ^ k0, p1 & mask, (p0 >> np.uint64(32)) ^ c3 ^ k1, p0 & mask
-        k0 = (k0 + np.uint64(0x9E3779B9)) & mask
-        k1 = (k1 + np.uint64(0xBB67AE85)) & mask
-    return np.uint32(c0), np.uint32(c1), np.uint32(c2), np.uint32(c3)
+    bits = np.int64(load_i32(words, lane)) & 0xFFFFFFFF
+    return -math.log((np.float64(bits) + 0.5) * 2.0**-32)
 
 
 @inner
@@ -261,7 +255,7 @@ def nucleus_floor(logits: np.ndarray, largest: float, inverse: float, floor: flo
         value = np.float64(logits[i])
         if value >= floor:
             w = (value - largest) * inverse
-            masses[bin_of(w)] += math.exp(w)
+            masses[bin_of(w)] += exp_f32(np.float32(w))
     needed = np.float64(top_p) * masses.sum()
     reached = 0.0
     crossing = 0
@@ -298,12 +292,7 @@ def log_sum_exp(address: int, logits: np.ndarray) -> float:
     largest = np.float64(logits[argmax(address, logits.size)])
     if abs(largest) == np.inf:
         return largest
-    total = 0.0
-    for i in range(logits.size):
-        value = np.float64(logits[i])
-        if value == value:
-            total += math.exp(value - largest)
-    return largest + math.log(total)
+    return largest + math.log(sum_exp(address, logits.size, np.float32(largest)))
 
 
 @inner
@@ -346,19 +335,108 @@ def _argmax(b: ir.IRBuilder, address: ir.Value, n: ir.Value) -> ir.Value:
         b.store(b.select(better, values, b.load(largest)), largest)
         b.store(b.select(better, index, b.load(where)), where)
 
-    whole = b.lshr(n, e.int(4))
+    whole = b.lshr(n, e.integer(4))
     with e.loop(whole) as i:
-        take(e.load(e.at(address, i, 4 * LANES), vf32, 4), b.shl(i, e.int(4)), None)
-    start = b.shl(whole, e.int(4))
-    rest = e.first_lanes(b.and_(n, e.int(LANES - 1)))
+        take(e.load(e.at(address, i, 4 * LANES), vf32, 4), b.shl(i, e.integer(4)), None)
+    start = b.shl(whole, e.integer(4))
+    rest = e.first_lanes(b.and_(n, e.integer(LANES - 1)))
     take(e.masked_load(e.at(address, start, 4), vf32, rest, 4), start, rest)
 
     top = e.reduce(b.load(largest), lambda x, y: e.binary("maxnum", x, y))
     is_top = b.fcmp_ordered("==", b.load(largest), e.splat(top))
     candidates = b.select(is_top, b.load(where), e.const(vi32, 2**31 - 1))
     lowest = e.reduce(candidates, lambda x, y: e.binary("smin", x, y))
-    none = b.icmp_signed("==", lowest, e.int(2**31 - 1, i32))
-    return b.sext(b.select(none, e.int(0, i32), lowest), i64)
+    none = b.icmp_signed("==", lowest, e.integer(2**31 - 1, i32))
+    return b.sext(b.select(none, e.integer(0, i32), lowest), i64)
 
 
 argmax = emit("argmax", types.int64, 2, _argmax)
+
+
+def _sum_exp(b: ir.IRBuilder, address: ir.Value, n: ir.Value, largest: ir.Value) -> ir.Value:
+    """Sum of e^(x - largest) over n float32 values, NaN as 0, in float64."""
+    e = Emitter(b)
+    vf64 = ir.VectorType(f64, LANES)
+    total = cgutils.alloca_once(b, vf64)
+    b.store(ir.Constant(vf64, None), total)
+
+    def add(values: ir.Value, valid: ir.Value | None) -> None:
+        terms = e.exp(b.fsub(values, e.splat(largest)))
+        wanted = b.fcmp_ordered("ord", values, values)
+        wanted = wanted if valid is None else b.and_(wanted, valid)
+        terms = b.select(wanted, terms, ir.Constant(vf32, None))
+        b.store(b.fadd(b.load(total), b.fpext(terms, vf64)), total)
+
+    whole = b.lshr(n, e.integer(4))
+    with e.loop(whole) as i:
+        add(e.load(e.at(address, i, 4 * LANES), vf32, 4), None)
+    rest = e.first_lanes(b.and_(n, e.integer(LANES - 1)))
+    add(e.masked_load(e.at(address, b.shl(whole, e.integer(4)), 4), vf32, rest, 4), rest)
+    return e.reduce(b.load(total), b.fadd)
+
+
+sum_exp = emit("sum_exp", types.float64, 3, _sum_exp)
+
+
+def _philox(b: ir.IRBuilder, out: ir.Value, group: ir.Value, counter: ir.Value, key0: ir.Value, key1: ir.Value) -> None:
+    """64 words of Philox-4x32-10 to ``out``: of the blocks (16 group … + 15, counter, 0, 0), in order."""
+    e = Emitter(b)
+    wide = ir.VectorType(i64, LANES)
+    first = e.splat(b.trunc(b.shl(group, e.integer(4)), i32))
+    c = [b.add(first, ir.Constant(vi32, list(range(LANES)))), e.splat(b.trunc(counter, i32))]
+    c += [ir.Constant(vi32, None)] * 2
+    keys = [e.splat(b.trunc(key, i32)) for key in (key0, key1)]
+
+    def product(factor: int, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        whole = b.mul(b.zext(x, wide), e.const(wide, factor))
+        return b.trunc(b.lshr(whole, e.const(wide, 32)), vi32), b.trunc(whole, vi32)
+
+    for _ in range(10):
+        (high0, low0), (high1, low1) = product(0xD2511F53, c[0]), product(0xCD9E8D57, c[2])
+        c = [b.xor(b.xor(high1, c[1]), keys[0]), low1, b.xor(b.xor(high0, c[3]), keys[1]), low0]
+        keys = [b.add(key, e.const(vi32, step)) for key, step in zip(keys, (0x9E3779B9, 0xBB67AE85), strict=True)]
+    pairs = [e.shuffle(c[i], c[i + 1], [lane + 16 * j for lane in range(16) for j in range(2)]) for i in (0, 2)]
+    for quarter in range(4):
+        blocks = range(4 * quarter, 4 * quarter + 4)
+        lanes = [2 * block + j + 32 * pair for block in blocks for pair in range(2) for j in range(2)]
+        e.store(e.shuffle(pairs[0], pairs[1], lanes), e.at(out, 64 * quarter), 64)
+
+
+philox = emit("philox", types.void, 5, _philox)
+
+
+def _contenders(
+    b: ir.IRBuilder, logits: ir.Value, words: ir.Value, count: ir.Value, largest: ir.Value, inverse: ir.Value,
+    floor: ir.Value, best_key: ir.Value,
+) -> ir.Value:  # fmt: skip
+    """Bit i: token i of 64 may beat best_key. e^w / -log u ≤ e^w / (1 - u), with room for float32's rounding."""
+    e = Emitter(b)
+    bits = e.integer(0)
+    for quarter in range(4):
+        mask = e.first_lanes(b.sub(count, e.integer(LANES * quarter)))
+        x = e.masked_load(e.at(logits, 64 * quarter), vf32, mask, 4)
+        w = b.fmul(b.fsub(x, e.splat(largest)), e.splat(inverse))
+        # e^w for w rounded up: |w| 2^-22 of relative error is in reach below -20, 2^-12 covers all that is above e^-87
+        upper = b.fmul(e.exp(w), e.const(vf32, 1.0 + 2.0**-12))
+        word = e.load(e.at(words, 64 * quarter), vi32, 64)
+        complement = b.uitofp(b.xor(word, e.const(vi32, -1)), vf32)
+        one_minus_u = b.fmul(b.fadd(complement, e.const(vf32, 0.5)), e.const(vf32, 2.0**-32))
+        able = b.fcmp_ordered(">=", upper, b.fmul(e.splat(best_key), one_minus_u))
+        able = b.and_(b.and_(able, mask), b.fcmp_ordered(">=", x, e.splat(floor)))
+        able = b.and_(able, b.fcmp_ordered(">", upper, e.const(vf32, 0.0)))
+        quarter_bits = b.zext(b.bitcast(able, ir.IntType(LANES)), i64)
+        bits = b.or_(bits, b.shl(quarter_bits, e.integer(LANES * quarter)))
+    return bits
+
+
+contenders = emit("contenders", types.int64, 7, _contenders)
+
+
+def _lowest_bit(b: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+    signature = ir.FunctionType(i64, [i64, i1])
+    function = cgutils.get_or_insert_function(b.module, signature, "llvm.cttz.i64")
+    return b.call(function, [bits, ir.Constant(i1, 1)])
+
+
+lowest_bit = emit("lowest_bit", types.int64, 1, _lowest_bit)
+"""Index of the lowest bit that is set; one is."""

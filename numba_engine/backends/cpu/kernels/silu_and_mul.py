@@ -45,12 +45,12 @@ def _silu_row(b: ir.IRBuilder, out: ir.Value, gate: ir.Value, up: ir.Value, n: i
         one = e.const(vf32, 1.0)
         return b.fmul(b.fdiv(g, b.fadd(one, e.exp(b.fsub(e.const(vf32, -0.0), g)))), u)
 
-    whole = b.lshr(n, e.int(4))
+    whole = b.lshr(n, e.integer(4))
     with e.loop(whole) as i:
         g, u = (e.load(e.at(a, i, 4 * LANES), vf32, 4) for a in (gate, up))
         e.store(silu(g, u), e.at(out, i, 4 * LANES), 4)
-    start = b.shl(whole, e.int(4))
-    rest = e.first_lanes(b.and_(n, e.int(LANES - 1)))
+    start = b.shl(whole, e.integer(4))
+    rest = e.first_lanes(b.and_(n, e.integer(LANES - 1)))
     g, u = (e.masked_load(e.at(a, start, 4), vf32, rest, 4) for a in (gate, up))
     e.masked_store(silu(g, u), e.at(out, start, 4), rest, 4)
 
