@@ -25,6 +25,10 @@ class DeviceArray(Protocol):
         """The same memory in another shape of as many elements."""
         ...
 
+    def view(self, dtype: Any) -> DeviceArray:
+        """The same memory, in one dimension, as elements of another type."""
+        ...
+
     def __getitem__(self, rows: slice, /) -> DeviceArray:
         """Consecutive rows, in the same memory."""
         ...
@@ -34,9 +38,6 @@ def flat(array: DeviceArray) -> DeviceArray:
     """The array in one dimension, as kernels take it."""
     return array.reshape(math.prod(array.shape))
 
-
-Argument: TypeAlias = DeviceArray | int | float | bool | np.generic
-"""One argument of a kernel as written in Python; what the ABI makes of an array is the device's business."""
 
 Grid: TypeAlias = int | tuple[int, int] | tuple[int, int, int]
 
@@ -77,14 +78,15 @@ class Device(Protocol):
         self,
         kernel: Kernel,
         grid: Grid,
-        arguments: Sequence[Argument],
+        arguments: Sequence[Any],
         *,
         shared_bytes: int = 0,
         cooperative: bool = False,
     ) -> None:
         """Run ``grid`` blocks of ``kernel.threads`` threads with ``shared_bytes`` of dynamic shared memory.
 
-        Compiled for this device on first use. ``cooperative`` promises that all blocks are resident at once, which
+        An argument is a DeviceArray or a number; what the ABI makes of an array is the device's business. The kernel is
+        compiled for this device on first use. ``cooperative`` promises that all blocks are resident at once, which
         kernels that wait for one another across blocks need.
         """
         ...

@@ -11,7 +11,7 @@ import numpy as np
 
 import numba_engine.backends.ptx.semantics  # noqa: F401  (registers the opcodes)
 from numba_engine.backends.cuda.compiler import Kernel, compile_kernel
-from numba_engine.backends.cuda.device import Argument, Grid, MemoryInfo
+from numba_engine.backends.cuda.device import Grid, MemoryInfo
 from numba_engine.backends.ptx import counters
 from numba_engine.backends.ptx.counters import ArrayCounters, LaunchCounters
 from numba_engine.backends.ptx.errors import PtxError
@@ -81,6 +81,11 @@ class PtxArray:
         if count != self.size:
             raise ValueError(f"cannot reshape {self._shape} into {shape}")
         return PtxArray(self._allocation, shape, self._dtype, self._offset)
+
+    def view(self, dtype: Any) -> PtxArray:
+        """The same memory, in one dimension, as elements of another type."""
+        kind = np.dtype(dtype)
+        return PtxArray(self._allocation, (self.nbytes // kind.itemsize,), kind, self._offset)
 
     def __getitem__(self, rows: slice) -> PtxArray:
         """Consecutive rows, in the same memory."""
@@ -171,7 +176,7 @@ class PtxDevice:
         self,
         kernel: Kernel,
         grid: Grid,
-        arguments: Sequence[Argument],
+        arguments: Sequence[Any],
         *,
         shared_bytes: int = 0,
         cooperative: bool = False,
@@ -208,7 +213,7 @@ class PtxDevice:
         kernel: LoadedKernel,
         grid: Grid,
         block: Grid,
-        arguments: Sequence[Argument],
+        arguments: Sequence[Any],
         *,
         shared_bytes: int = 0,
         cooperative: bool = False,
@@ -338,7 +343,7 @@ def _three(extent: Grid) -> tuple[int, int, int]:
     return int(x), int(y), int(z)
 
 
-def _check_arguments(kernel: Kernel, arguments: Sequence[Argument]) -> None:
+def _check_arguments(kernel: Kernel, arguments: Sequence[Any]) -> None:
     """Number, dtype and dimensions against the types the kernel was compiled for."""
     if len(arguments) != len(kernel.arguments):
         message = f"{len(arguments)} arguments, the kernel takes {len(kernel.arguments)}"
@@ -359,7 +364,7 @@ def _check_arguments(kernel: Kernel, arguments: Sequence[Argument]) -> None:
             raise PtxError("launch", f"argument {place} {wrong}; it is declared {kind}", kernel=kernel.name)
 
 
-def pack_arguments(program: Program, arguments: Sequence[Argument]) -> np.ndarray:
+def pack_arguments(program: Program, arguments: Sequence[Any]) -> np.ndarray:
     """The kernel's parameters as bytes. numba passes an array as 5 + 2 ndim of them: memory manager and owner (0 here),
     number and size of items, address, shape, strides in bytes."""
     flat: list[Any] = []

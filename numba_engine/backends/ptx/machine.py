@@ -62,10 +62,14 @@ class Checks:
 
 
 class Pool:
-    """Register and scratch buffers, shared by all machines of a device: only one runs at a time."""
+    """Registers, scratch and block memory, shared by all machines of a device: only one runs at a time."""
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[Any, ...], np.ndarray] = {}
+        self.stamp = 0
+        """Number of the latest batch."""
+        self.epoch = 0
+        """The highest barrier count any block has reached."""
 
     def take(self, key: tuple[Any, ...], nbytes: int) -> np.ndarray:
         if key not in self.buffers:
@@ -109,12 +113,13 @@ class Machine:
         self._registers: dict[str, np.ndarray] = {}
         self._constants: dict[Any, np.ndarray] = {}
         self._lay_out_shared()
-        self.local = np.zeros(num_blocks * self.threads * self.local_stride, np.uint8)
+        local_bytes = num_blocks * self.threads * self.local_stride
+        self.local = pool.take(("local", local_bytes), local_bytes)
         self.epochs = np.zeros(num_blocks, np.int32)
         self.syncs = np.zeros((num_blocks, self.threads // 32), np.int32)
         self.resets: list[Callable[[], None]] = []
         """Called before each batch by what keeps state of its own."""
-        self.steps = 0
+        self.stamp = 0
         self.ticks = 0
         """What %clock reads."""
         self.first_block = 0
@@ -134,6 +139,13 @@ class Machine:
     def run(self, first_block: int, grid: tuple[int, int, int], params: np.ndarray) -> None:
         """Execute blocks ``first_block`` … of the grid, as many as the machine has and the grid still needs."""
         self._begin_batch(first_block, grid, params)
+        try:
+            self._run_batch()
+        finally:
+            # What the shadow of shared memory noted stays in the past, also when the batch failed.
+            self.pool.epoch = int(self.epochs.max())
+
+    def _run_batch(self) -> None:
         mask: Mask | None = self.live.mask
         assert mask is not None
         ready: dict[int, Mask] = {0: mask}
@@ -172,7 +184,6 @@ class Machine:
             for target, lanes in block.leave(mask):
                 waiting = ready.get(target)
                 ready[target] = lanes if waiting is None else waiting.union(lanes)
-        self.steps += steps
 
     def exit_lanes(self, mask: Mask) -> None:
         live = self.live.mask
@@ -196,10 +207,10 @@ class Machine:
         self.live.mask = Mask(alive, self.live)
         self.passing.clear()
         self.arrivals.clear()
-        self.epochs[:] = 0
+        self.epochs[:] = self.pool.epoch + 1
         self.syncs[:] = 0
-        if self.shadow is not None:
-            memory.clear_shadow(self.shadow)
+        self.pool.stamp += 1
+        self.stamp = self.pool.stamp
         for reset in self.resets:
             reset()
 
@@ -316,22 +327,19 @@ class Machine:
             if self.dynamic_shared_bytes:
                 ranges.append((start, start + self.dynamic_shared_bytes))
             extent = start + self.dynamic_shared_bytes
-        self.shared_table = np.array(ranges, np.uint64).reshape(-1, 2).T.copy()
+        self.shared_table = _table(ranges)
         self.shared_stride = -(-extent // 16) * 16
-        self.shared = np.zeros(self.num_blocks * self.shared_stride, np.uint8)
+        shared_bytes = self.num_blocks * self.shared_stride
+        self.shared = self.pool.take(("shared", shared_bytes), shared_bytes)
         self.granule_log2 = program.shared_granule_log2
         self.granules = self.shared_stride >> self.granule_log2
-        self.shadow = (
-            np.zeros((self.num_blocks * self.granules, memory.SHADOW_FIELDS), np.int32)
-            if self.checks.shared and self.granules
-            else None
-        )
+        self.shadow: np.ndarray | None = None
+        if self.checks.shared and self.granules:
+            count = self.num_blocks * self.granules * memory.SHADOW_FIELDS
+            shadow = self.pool.take(("shadow", self.granule_log2, count), 4 * count)
+            self.shadow = shadow.view(np.int32).reshape(-1, memory.SHADOW_FIELDS)
         self.local_stride = -(-program.local_bytes // 16) * 16
-        self.local_table = (
-            np.array([(start, start + v.nbytes) for start, v in program.local.values()], np.uint64)
-            .reshape(-1, 2)
-            .T.copy()
-        )
+        self.local_table = _table([(start, start + v.nbytes) for start, v in program.local.values()])
 
     def register(self, name: str) -> np.ndarray:
         """The register's array, in the unsigned type of its width (bool for predicates)."""
@@ -566,6 +574,14 @@ class Machine:
     def unsupported(self, at: Instruction, why: str = "") -> PtxError:
         detail = f"{at.opcode} is not supported" + (f": {why}" if why else "")
         return self.fault(at, "unsupported", detail)
+
+
+def _table(ranges: list[tuple[int, int]]) -> np.ndarray:
+    """Valid ranges as ``memory`` takes them: starts, ends, none read-only."""
+    table = np.zeros((3, len(ranges)), np.uint64)
+    for place, (start, end) in enumerate(sorted(ranges)):
+        table[0, place], table[1, place] = start, end
+    return table
 
 
 @dataclass(slots=True, eq=False)

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 from numba import int64, njit, uint64
 
+from numba_engine.backends.ptx.errors import ErrorKind
 from numba_engine.errors import OutOfMemoryError
 
 GLOBAL_BASE = 0x10_0000_0000
@@ -27,8 +28,8 @@ _LINUX_MAP_NORESERVE = 0x4000  # mmap.MAP_NORESERVE of Python 3.13
 GUARD_BYTES = 512
 
 OK = -1
-OUT_OF_BOUNDS, MISALIGNED, UNINITIALISED = 0, 1, 2
-FAULTS = ("out-of-bounds", "misaligned", "uninitialised-global")
+OUT_OF_BOUNDS, MISALIGNED, UNINITIALISED, READ_ONLY = range(4)
+FAULTS: tuple[ErrorKind, ...] = ("out-of-bounds", "misaligned", "uninitialised-global", "read-only")
 
 
 @dataclass(slots=True, eq=False)
@@ -57,9 +58,8 @@ class Arena:
         self.allocations: list[Allocation] = []
         """Ascending by address."""
         self._views: dict[Any, np.ndarray] = {np.dtype(np.uint8): self.bytes}
-        self.table = np.zeros((2, 0), np.uint64)
-        """Starts and ends of the allocations, as offsets into the arena."""
-        self.num_read_only = 0
+        self.table = np.zeros((3, 0), np.uint64)
+        """Starts and ends of the allocations, as offsets into the arena, and 1 for those that are read-only."""
 
     def view(self, dtype: Any) -> np.ndarray:
         kind = np.dtype(dtype)
@@ -125,14 +125,14 @@ class Arena:
         return sum(allocation.nbytes for allocation in self.allocations)
 
     def _refresh(self) -> None:
-        self.num_read_only = sum(allocation.read_only for allocation in self.allocations)
         self.table = np.array(
             [
                 [allocation.start - GLOBAL_BASE for allocation in self.allocations],
                 [allocation.end - GLOBAL_BASE for allocation in self.allocations],
+                [allocation.read_only for allocation in self.allocations],
             ],
             np.uint64,
-        ).reshape(2, -1)
+        )
 
 
 def reserve(nbytes: int) -> np.ndarray:
@@ -165,8 +165,8 @@ def locate(table, offset):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def check_access(addresses, immediate, base, table, mask, nbytes):  # type: ignore[no-untyped-def]
-    """Bounds and alignment of an access of ``nbytes``."""
+def check_access(addresses, immediate, base, table, mask, nbytes, writes):  # type: ignore[no-untyped-def]
+    """Bounds, alignment and permission of an access of ``nbytes``."""
     width = uint64(nbytes)
     low, high = uint64(1), uint64(0)
     for lane in range(addresses.size):
@@ -176,6 +176,8 @@ def check_access(addresses, immediate, base, table, mask, nbytes):  # type: igno
                 place = locate(table, offset)
                 if place < 0 or offset + width > table[1, place] or offset + width < offset:
                     return 4 * lane + OUT_OF_BOUNDS
+                if writes and table[2, place]:
+                    return 4 * lane + READ_ONLY
                 low, high = table[0, place], table[1, place]
             if offset & (width - uint64(1)):
                 return 4 * lane + MISALIGNED
@@ -257,8 +259,9 @@ def check_initialised(addresses, immediate, base, mask, initialised, nbytes):  #
 # ---- races in shared memory ------------------------------------------------------------------------------------------
 #
 # Shadow of each granule, int32 [8]: writer thread, the block's barrier count and its warp's sync count when it wrote;
-# reader thread (or -2 - warp for several of one warp, MANY for several warps) and the same two counts; written at all;
-# in flight.
+# reader thread (or -2 - warp for several of one warp, MANY for several warps) and the same two counts; the batch in which
+# it was written at all; the batch in which a copy to it is in flight. Barrier counts and batch numbers never repeat, so the
+# shadow need not be cleared.
 
 MANY = -(1 << 30)
 SHADOW_FIELDS = 8
@@ -267,21 +270,25 @@ RACE, NOT_WRITTEN, IN_FLIGHT = 0, 1, 2
 
 
 @njit(cache=True, nogil=True)
-def clear_shadow(shadow):  # type: ignore[no-untyped-def]
-    for at in range(shadow.shape[0]):
-        for field in range(SHADOW_FIELDS):
-            shadow[at, field] = -1
-        shadow[at, WRITTEN] = 0
-        shadow[at, FLIGHT] = 0
-
-
-@njit(cache=True, nogil=True)
 def check_shared(  # type: ignore[no-untyped-def]
-    addresses, immediate, mask, nbytes, granule_log2, threads, granules, shadow, epochs, syncs, writes, reads, other
+    addresses,
+    immediate,
+    mask,
+    nbytes,
+    granule_log2,
+    threads,
+    granules,
+    shadow,
+    epochs,
+    syncs,
+    stamp,
+    writes,
+    reads,
+    other,
 ):
     """Note an access of every lane and compare it with what the shadow says. Returns OK or 4 * lane + fault.
 
-    ``epochs`` [blocks] counts barriers, ``syncs`` [blocks, warps] warp synchronisations; ``other[0]`` becomes the other
+    ``epochs`` [blocks] counts barriers, ``syncs`` [blocks, warps] warp synchronisations; ``stamp`` numbers the batch; ``other[0]`` becomes the other
     thread of a race. Atomics write without reading: ``writes`` = 2 does not race with other atomics.
     """
     count = max(1, nbytes >> granule_log2)
@@ -297,9 +304,9 @@ def check_shared(  # type: ignore[no-untyped-def]
         for at in range(first, first + count):
             writer = shadow[at, WRITER]
             if reads:
-                if shadow[at, FLIGHT]:
+                if shadow[at, FLIGHT] == stamp:
                     return 4 * lane + IN_FLIGHT
-                if not shadow[at, WRITTEN]:
+                if shadow[at, WRITTEN] != stamp:
                     return 4 * lane + NOT_WRITTEN
             same = writer if writer >= 0 else -2 - writer
             concurrent = writer != -1 and shadow[at, W_EPOCH] == epoch and same != thread
@@ -317,7 +324,7 @@ def check_shared(  # type: ignore[no-untyped-def]
                 shadow[at, WRITER] = thread if writes == 1 else -2 - thread
                 shadow[at, W_EPOCH] = epoch
                 shadow[at, W_SYNC] = sync
-                shadow[at, WRITTEN] = 1
+                shadow[at, WRITTEN] = stamp
             else:
                 reader = shadow[at, READER]
                 if shadow[at, R_EPOCH] != epoch or reader == -1:

@@ -133,7 +133,7 @@ def _copy(machine: Machine, at: Instruction) -> Op:
             data[kept > 0] = view[start[:, None] + np.arange(size)]
             data[np.arange(size) >= kept[:, None]] = 0
         if machine.shadow is not None:
-            _mark_flight(machine.shadow, positions, size, machine.granule_log2)
+            _mark_flight(machine.shadow, positions, size, machine.granule_log2, machine.stamp)
         state.open.append(_Copies(lanes, positions, data))
 
     return copy
@@ -195,25 +195,26 @@ def _land(machine: Machine, copies: _Copies) -> None:
             machine.threads,
             machine.epochs,
             machine.syncs,
+            machine.stamp,
         )
 
 
 @njit(cache=True)
-def _mark_flight(shadow, positions, size, granule_log2):  # type: ignore[no-untyped-def]
+def _mark_flight(shadow, positions, size, granule_log2, stamp):  # type: ignore[no-untyped-def]
     for position in positions:
         for at in range(position >> granule_log2, (position + size + (1 << granule_log2) - 1) >> granule_log2):
-            shadow[at, FLIGHT] = 1
+            shadow[at, FLIGHT] = stamp
 
 
 @njit(cache=True)
-def _mark_landed(shadow, lanes, positions, size, granule_log2, threads, epochs, syncs):  # type: ignore[no-untyped-def]
+def _mark_landed(shadow, lanes, positions, size, granule_log2, threads, epochs, syncs, stamp):  # type: ignore[no-untyped-def]
     for index in range(lanes.size):
         block = lanes[index] // threads
         thread = lanes[index] - block * threads
         first = positions[index] >> granule_log2
         for at in range(first, first + max(1, size >> granule_log2)):
             shadow[at, FLIGHT] = 0
-            shadow[at, WRITTEN] = 1
+            shadow[at, WRITTEN] = stamp
             shadow[at, WRITER] = thread
             shadow[at, W_EPOCH] = epochs[block]
             shadow[at, W_SYNC] = syncs[block, thread >> 5]
@@ -263,7 +264,9 @@ class _Places:
     def distinct(self, mask: Mask) -> list[tuple[int, np.ndarray]]:
         access = self.access
         addresses = access.flat()
-        result = memory.check_access(addresses, access.immediate, access.base, access.table, mask.flat, access.nbytes)
+        result = memory.check_access(
+            addresses, access.immediate, access.base, access.table, mask.flat, access.nbytes, 0
+        )
         if result != memory.OK:
             access.fault(result, addresses)
         lanes = np.flatnonzero(mask.flat)
@@ -406,8 +409,8 @@ def _bulk_in(machine: Machine, at: Instruction) -> Op:
             _check_shared_range(machine, at, where, nbytes, lane)
             if machine.shadow is not None:
                 granules = _granules(machine, row, where, nbytes)
-                machine.shadow[granules, FLIGHT] = 1
-                machine.shadow[granules, WRITTEN] = 1
+                machine.shadow[granules, FLIGHT] = machine.stamp
+                machine.shadow[granules, WRITTEN] = machine.stamp
             barrier.arriving.append(_Bulk(row, thread, where, data, int(barrier.phase[row])))
             barrier.transactions[row] -= nbytes
             _count_bulk(machine, int(sources[lane]), nbytes)
@@ -429,7 +432,7 @@ def _land_bulk(machine: Machine, barrier: _MBarrier, rows: set[int]) -> None:
             granules = _granules(machine, bulk.row, bulk.start, bulk.data.size)
             machine.shadow[granules, FLIGHT] = 0
             # The wait orders the copy before whatever the waiting threads do.
-            machine.shadow[granules, WRITER] = -1
+            machine.shadow[granules, W_EPOCH] = 0
     barrier.arriving = waiting
 
 

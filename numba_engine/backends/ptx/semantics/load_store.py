@@ -191,13 +191,11 @@ class Access:
         addresses = self.flat()
         lanes = mask.reduced(self.bits).reshape(-1)
         table = self.machine.arena.table if self.is_global else self.table
-        result = memory.check_access(addresses, self.immediate, self.base, table, lanes, self.nbytes)
+        result = memory.check_access(addresses, self.immediate, self.base, table, lanes, self.nbytes, writes)
         if result != memory.OK:
             self.fault(result, addresses)
         machine = self.machine
         if self.is_global:
-            if writes and machine.arena.num_read_only:
-                self._check_writable(addresses, lanes)
             if machine.arena.initialised is not None:
                 self._check_initialised(addresses, lanes, reads, writes)
             if machine.counting is not None:
@@ -244,6 +242,7 @@ class Access:
             machine.shadow,
             machine.epochs,
             machine.syncs,
+            machine.stamp,
             writes,
             reads,
             other,
@@ -264,18 +263,6 @@ class Access:
         raise machine.fault(
             self.at, "shared-race", f"{where} are {doing} here and touched by {known} with no barrier between", lane
         )
-
-    def _check_writable(self, addresses: np.ndarray, lanes: np.ndarray) -> None:
-        start = self.immediate
-        touched = addresses[lanes] + start
-        for allocation in self.machine.arena.allocations:
-            if allocation.read_only:
-                inside = (touched >= np.uint64(allocation.start)) & (touched < np.uint64(allocation.end))
-                if inside.any():
-                    lane = int(np.flatnonzero(lanes)[int(np.flatnonzero(inside)[0])])
-                    raise self.machine.fault(
-                        self.at, "read-only", f"write to {allocation.name}, which is constant", lane, self.threads
-                    )
 
     def _check_initialised(self, addresses: np.ndarray, lanes: np.ndarray, reads: bool, writes: int) -> None:
         arena = self.machine.arena
@@ -304,9 +291,11 @@ class Access:
             message = f"{doing} of {self.nbytes} bytes at {where}"
         elif fault == memory.MISALIGNED:
             message = f"{doing} of {self.nbytes} bytes at {where} needs an address that is a multiple of {self.nbytes}"
+        elif fault == memory.READ_ONLY:
+            message = f"{doing} of {self.nbytes} bytes at {where}, which is constant"
         else:
             message = f"{self.nbytes} bytes at {where} were never written"
-        raise machine.fault(self.at, memory.FAULTS[fault], message, lane, self.threads)  # type: ignore[arg-type]
+        raise machine.fault(self.at, memory.FAULTS[fault], message, lane, self.threads)
 
 
 def describe_global(machine: Machine, address: int) -> str:

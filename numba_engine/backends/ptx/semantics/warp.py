@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from numba_engine.backends.ptx.control import warp_bits
 from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.parser import Instruction, both_results
+from numba_engine.backends.ptx.semantics.load_store import BOTH
 from numba_engine.backends.ptx.semantics.registry import Op, opcode
 
 _LANE = np.arange(32, dtype=np.int32)
@@ -29,6 +31,7 @@ def _shfl(machine: Machine, at: Instruction) -> Op:
     put_predicate = machine.write(machine.dst(in_range, "pred")) if in_range is not None else None
     known = (by.size == 1 and clamp.size == 1) or None
     cache: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+    taken = machine.scratch(1, BOTH, np.uint32).reshape(-1, 32)
 
     def sources() -> tuple[np.ndarray, np.ndarray]:
         """Lane to read from, and whether it lies within the segment."""
@@ -43,23 +46,32 @@ def _shfl(machine: Machine, at: Instruction) -> Op:
         lane, inside = sources()
         values = by_warp(machine, value)
         active = mask.array.reshape(-1, 32)
-        if lane.ndim == 1:
-            taken = values[:, lane]
-            present = True if mask.count == mask.array.size else active[:, lane]
-        else:
-            taken = np.take_along_axis(values, lane, axis=1)
-            present = np.take_along_axis(active, lane, axis=1)
-        if present is not True and not (present | ~active).all():
-            bad = int(np.flatnonzero((active & ~present).reshape(-1))[0])
-            from_lane = int(np.broadcast_to(lane, active.shape).reshape(-1)[bad])
+        lane = np.atleast_2d(lane)
+        bad = _read_lanes(values, lane, active, taken)
+        if bad >= 0:
+            source = int(lane[bad // 32 % lane.shape[0], bad % 32])
             raise machine.fault(
-                at, "divergent-warp", f"shuffle reads lane {from_lane} of its warp, which does not execute it", bad
+                at, "divergent-warp", f"shuffle reads lane {source} of its warp, which does not execute it", bad
             )
         put(mask, taken.reshape(machine.shape))
         if put_predicate is not None:
             put_predicate(mask, np.broadcast_to(inside, active.shape).reshape(machine.shape))
 
     return shuffle
+
+
+@njit(cache=True, nogil=True)
+def _read_lanes(values, lanes, active, out):  # type: ignore[no-untyped-def]
+    """out[w, l] = values[w, lanes[w or 0, l]]; the first executing lane whose source does not execute, or -1."""
+    bad = -1
+    for warp in range(values.shape[0]):
+        row = warp if lanes.shape[0] > 1 else 0
+        for lane in range(32):
+            source = lanes[row, lane]
+            out[warp, lane] = values[warp, source]
+            if bad < 0 and active[warp, lane] and not active[warp, source]:
+                bad = 32 * warp + lane
+    return bad
 
 
 def source_lanes(mode: str, by: np.ndarray, clamp: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
