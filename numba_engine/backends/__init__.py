@@ -4,21 +4,52 @@ from __future__ import annotations
 
 from numba_engine.backends.base import Backend
 from numba_engine.config import EngineConfig
-from numba_engine.errors import BackendUnavailableError
 
 
 def create_backend(config: EngineConfig) -> Backend:
-    """The backend the configuration names; ``auto`` takes the best that runs here.
+    """The backend the configuration names; ``auto`` takes cuda where a usable GPU is, else cpu.
 
     Raises:
         BackendUnavailableError: with what is missing.
     """
     match config.backend:
-        case "auto" | "cpu":
-            from numba_engine.backends.cpu.backend import CpuBackend
+        case "cuda":
+            return _cuda(config)
+        case "ptx":
+            return _ptx(config)
+        case "auto":
+            return _cuda(config) if _has_gpu() else _cpu(config)
+        case "cpu":
+            return _cpu(config)
 
-            return CpuBackend(config)
-        case _:
-            raise BackendUnavailableError(
-                f"backend {config.backend!r} is not part of this version yet; available: cpu (and auto)"
-            )
+
+def _has_gpu() -> bool:
+    from numba_engine.backends.cuda.availability import why_no_gpu
+
+    return why_no_gpu() is None
+
+
+def _cuda(config: EngineConfig) -> Backend:
+    from numba_engine.backends.cuda.availability import require_gpu
+
+    require_gpu()
+    from numba_engine.backends.cuda.backend import CudaBackend
+    from numba_engine.backends.cuda.cuda_device import CudaDevice
+
+    return CudaBackend(CudaDevice(), config, name="cuda")
+
+
+def _ptx(config: EngineConfig) -> Backend:
+    from numba_engine.backends.cuda.availability import require_packages
+
+    require_packages("ptx", ("numba_cuda",), "pip install 'numba-engine[ptx]'")
+    from numba_engine.backends.cuda.backend import CudaBackend
+    from numba_engine.backends.ptx import PtxDevice
+
+    return CudaBackend(PtxDevice(), config, name="ptx")
+
+
+def _cpu(config: EngineConfig) -> Backend:
+    from numba_engine.backends.cpu.backend import CpuBackend
+
+    return CpuBackend(config)

@@ -91,8 +91,24 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
     infinity = float("inf")
 
     def attention(  # type: ignore[no-untyped-def]
-        out, qkv, k_cache, v_cache, cu_seqlens_q, context_lens, block_tables, partials, stats,
-        num_tokens, num_heads, num_kv_heads, group_size, log2_block, max_blocks, window, num_splits, scale,
+        out,
+        qkv,
+        k_cache,
+        v_cache,
+        cu_seqlens_q,
+        context_lens,
+        block_tables,
+        partials,
+        stats,
+        num_tokens,
+        num_heads,
+        num_kv_heads,
+        group_size,
+        log2_block,
+        max_blocks,
+        window,
+        num_splits,
+        scale,
     ):
         scores = cuda.shared.array(num_scores, float32, 16)  # [token, row]
         warp_values = cuda.shared.array(num_values, float32, 16)  # [warp, row, D]
@@ -180,7 +196,9 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                         word = uint32((uint32(chunk * lanes) + c) * uint32(4))
                         if token < count and word < uint32(words_per_token):
                             for i in range(dims):
-                                value = to_float(words[4 * (u * chunks + chunk) + i // values_per_word], i % values_per_word)
+                                value = to_float(
+                                    words[4 * (u * chunks + chunk) + i // values_per_word], i % values_per_word
+                                )
                                 for r in range(ROWS):
                                     dots[r] = fma(q[r * lane_dims + chunk * dims + i], value, dots[r])
                     # The first steps of the butterfly halve the rows a lane cares for: lane c ends with row c % 8.
@@ -261,7 +279,9 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                             word = uint32((uint32(chunk * lanes) + c) * uint32(4))
                             if word < uint32(words_per_token):
                                 for i in range(dims):
-                                    value = to_float(words[4 * (u * chunks + chunk) + i // values_per_word], i % values_per_word)
+                                    value = to_float(
+                                        words[4 * (u * chunks + chunk) + i // values_per_word], i % values_per_word
+                                    )
                                     for r in range(4):
                                         at = r * lane_dims + chunk * dims + i
                                         values[at] = fma(low_rows[r], value, values[at])
@@ -280,8 +300,15 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                             n = uint32((uint32(chunk * lanes) + c) * uint32(values_per_word) + uint32(half))
                             if n < uint32(row_quads):
                                 at = r * lane_dims + chunk * dims + 4 * half
-                                place = uint32((warp * uint32(ROWS) + uint32(r)) * uint32(row_quads) + (n ^ ((n >> uint32(3)) & uint32(1))))
-                                store_quad(warp_values, uint32(place * uint32(4)), (values[at], values[at + 1], values[at + 2], values[at + 3]))
+                                place = uint32(
+                                    (warp * uint32(ROWS) + uint32(r)) * uint32(row_quads)
+                                    + (n ^ ((n >> uint32(3)) & uint32(1)))
+                                )
+                                store_quad(
+                                    warp_values,
+                                    uint32(place * uint32(4)),
+                                    (values[at], values[at + 1], values[at + 2], values[at + 3]),
+                                )
             cuda.syncthreads()
 
             # The segment's result, merged into each thread's own quads of it.
@@ -413,7 +440,8 @@ def attention(
     group_size, splits = shape.num_heads // shape.num_kv_heads, num_splits(sequences)
     tiles = -(-sequences.max_query_len * group_size // ROWS)
     kernel = attention_kernel(shape.head_dim, k_cache.dtype == np.float16)
-    arrays = [out, qkv, k_cache, v_cache, sequences.cu_seqlens_q, sequences.context_lens, sequences.block_tables]
+    words = [k_cache.view(np.uint32), v_cache.view(np.uint32)]
+    arrays = [out, qkv, *words, sequences.cu_seqlens_q, sequences.context_lens, sequences.block_tables]
     sizes = [num_tokens, shape.num_heads, shape.num_kv_heads, group_size, block_size.bit_length() - 1]
     window = UNLIMITED if shape.sliding_window is None else shape.sliding_window
     device.launch(
@@ -424,5 +452,7 @@ def attention(
     if splits > 1:
         num_rows = num_tokens * shape.num_heads
         device.launch(
-            attention_merge_kernel(), num_rows, [flat(out), flat(partials), flat(stats), num_rows, splits, shape.head_dim]
+            attention_merge_kernel(),
+            num_rows,
+            [flat(out), flat(partials), flat(stats), num_rows, splits, shape.head_dim],
         )

@@ -43,13 +43,15 @@ def _float(format: StorageFormat) -> Any:
     values_per_word = 4 // format.block_bytes
     words_per_quad = 4 // values_per_word
     quads_per_unit = LAYOUTS[format].unit // 4
-    to_float = {StorageFormat.F32: float_of, StorageFormat.F16: float_of_half, StorageFormat.BF16: float_of_bf16}[format]
+    to_float = {StorageFormat.F32: float_of, StorageFormat.F16: float_of_half, StorageFormat.BF16: float_of_bf16}[
+        format
+    ]
 
     def embedding(out, token_ids, table, hidden, units, lanes):  # type: ignore[no-untyped-def]
-        quad = uint32(uint32(cuda.blockIdx.x) * uint32(THREADS) + uint32(cuda.threadIdx.x))
+        quad = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))
         if uint32(quad * uint32(4)) >= hidden:
             return
-        token = uint32(cuda.blockIdx.y)
+        token = uint32(cuda.blockIdx.x)
         row = uint32(token_ids[token])
         base = uint32(uint32(quad // uint32(lanes * uint32(quads_per_unit))) * lanes)
         width = min(lanes, uint32(units - base))
@@ -57,13 +59,19 @@ def _float(format: StorageFormat) -> Any:
         j = uint32(inside // width)
         load = uint32(uint32(j // uint32(values_per_word)) * uint32(4) + (row & uint32(3)))
         word = uint32(
-            uint32(uint32((row >> uint32(2)) * units + base) * uint32(8) + load * width + (inside - j * width)) * uint32(4)
+            uint32(uint32((row >> uint32(2)) * units + base) * uint32(8) + load * width + (inside - j * width))
+            * uint32(4)
             + uint32(j % uint32(values_per_word)) * uint32(words_per_quad)
         )
         w0, w1 = table[word], table[uint32(word + uint32(1 // values_per_word))]
         w2 = table[uint32(word + uint32(2 // values_per_word))]
         w3 = table[uint32(word + uint32(3 // values_per_word))]
-        values = (to_float(w0, 0), to_float(w1, 1 % values_per_word), to_float(w2, 0), to_float(w3, 1 % values_per_word))
+        values = (
+            to_float(w0, 0),
+            to_float(w1, 1 % values_per_word),
+            to_float(w2, 0),
+            to_float(w3, 1 % values_per_word),
+        )
         store_quad(out, uint32(token * hidden + quad * uint32(4)), values)
 
     return embedding
@@ -80,10 +88,10 @@ def _quantized(format: StorageFormat) -> Any:
     to_float = float_of_byte if format is StorageFormat.Q8_0 else float_of_nibble
 
     def embedding(out, token_ids, table, hidden, units, lanes):  # type: ignore[no-untyped-def]
-        quad = uint32(uint32(cuda.blockIdx.x) * uint32(THREADS) + uint32(cuda.threadIdx.x))
+        quad = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))
         if uint32(quad * uint32(4)) >= hidden:
             return
-        token = uint32(cuda.blockIdx.y)
+        token = uint32(cuda.blockIdx.x)
         row = uint32(token_ids[token])
         block = uint32(quad >> uint32(3))
         base = uint32(uint32(block // uint32(lanes * uint32(2))) * lanes)
@@ -97,7 +105,9 @@ def _quantized(format: StorageFormat) -> Any:
         load = uint32(uint32(half * uint32(4) + r) * uint32(loads_per_block) + (j >> uint32(2)))
         word = table[uint32(uint32(first + load * width + lane) * uint32(4) + (j & uint32(3)))]
         word = uint32(word >> uint32(uint32(quad % uint32(quads_per_word)) * uint32(16)))
-        place = uint32(uint32(first + uint32(weight_loads) * width + lane) * uint32(4) + half * uint32(2) + (r >> uint32(1)))
+        place = uint32(
+            uint32(first + uint32(weight_loads) * width + lane) * uint32(4) + half * uint32(2) + (r >> uint32(1))
+        )
         scale = float_of_half(table[place], r & uint32(1))
         minimum = float32(0)
         if has_minima:
@@ -125,6 +135,6 @@ def embedding(
 ) -> None:
     """``table`` holds one segment: all rows of one format."""
     num_tokens, hidden = out.shape
-    grid = -(-hidden // (4 * THREADS)), num_tokens
+    grid = num_tokens, -(-hidden // (4 * THREADS))
     arguments = [flat(out), token_ids, table, hidden, num_units(format, hidden), lanes_for(format, hidden)]
     device.launch(embedding_kernel(format), grid, arguments)

@@ -21,10 +21,10 @@ THREADS = 256
 @cache
 def gather_rows_kernel() -> Kernel:
     def gather_rows(out, x, rows, size):  # type: ignore[no-untyped-def]
-        i = uint32(uint32(cuda.blockIdx.x) * uint32(THREADS) + uint32(cuda.threadIdx.x))
+        i = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))
         if i >= size:
             return
-        row = uint32(cuda.blockIdx.y)
+        row = uint32(cuda.blockIdx.x)
         out[uint32(row * size + i)] = x[uint32(uint32(rows[row]) * size + i)]
 
     return Kernel("gather_rows", gather_rows, (float32[::1], float32[::1], int32[::1], uint32), THREADS)
@@ -32,4 +32,4 @@ def gather_rows_kernel() -> Kernel:
 
 def gather_rows(device: Device, out: DeviceArray, x: DeviceArray, rows: DeviceArray) -> None:
     num_rows, size = out.shape
-    device.launch(gather_rows_kernel(), (-(-size // THREADS), num_rows), [flat(out), flat(x), rows, size])
+    device.launch(gather_rows_kernel(), (num_rows, -(-size // THREADS)), [flat(out), flat(x), rows, size])

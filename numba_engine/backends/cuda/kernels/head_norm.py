@@ -27,10 +27,10 @@ WARPS = THREADS // 32
 def head_norm_kernel() -> Kernel:
     def head_norm(qkv, q_norm, k_norm, stride, num_heads, num_normed, head_dim, eps):  # type: ignore[no-untyped-def]
         lane = uint32(uint32(cuda.threadIdx.x) & uint32(31))
-        head = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + (uint32(cuda.threadIdx.x) >> uint32(5)))
+        head = uint32(uint32(cuda.blockIdx.y) * uint32(WARPS) + (uint32(cuda.threadIdx.x) >> uint32(5)))
         if head >= num_normed:
             return
-        first = uint32(uint32(cuda.blockIdx.y) * stride + head * head_dim)
+        first = uint32(uint32(cuda.blockIdx.x) * stride + head * head_dim)
         squares = float32(0)
         i = lane
         while i < head_dim:
@@ -54,6 +54,6 @@ def head_norm(
 ) -> None:
     num_tokens, stride = qkv.shape
     num_normed = shape.num_heads + shape.num_kv_heads
-    grid = -(-num_normed // WARPS), num_tokens
+    grid = num_tokens, -(-num_normed // WARPS)
     arguments = [flat(qkv), q_norm, k_norm, stride, shape.num_heads, num_normed, shape.head_dim, shape.rms_norm_eps]
     device.launch(head_norm_kernel(), grid, arguments)

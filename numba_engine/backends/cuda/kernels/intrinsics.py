@@ -171,7 +171,9 @@ float_to_half = _operation(uint16, [float32], _float_to_half)
 fma = _operation(float32, [float32] * 3, _llvm_call("llvm.fma.f32", _F32))
 """fma(a, b, c) -> a * b + c, rounded once."""
 
-select = _operation(float32, [boolean, float32, float32], lambda builder, condition, a, b: builder.select(condition, a, b))
+select = _operation(
+    float32, [boolean, float32, float32], lambda builder, condition, a, b: builder.select(condition, a, b)
+)
 """select(condition, a, b): a if the condition holds, else b; no branch."""
 
 sqrt = _operation(float32, [float32], _llvm_call("llvm.sqrt.f32", _F32))
@@ -185,3 +187,6 @@ exp2 = _operation(float32, [float32], _inline("ex2.approx.ftz.f32 $0, $1;", _F32
 
 to_fixed = _operation(uint64, [float32], lambda builder, value: builder.fptoui(value, _I64))
 """to_fixed(float32) -> uint64, towards zero."""
+
+log2 = _operation(float32, [float32], _inline("lg2.approx.f32 $0, $1;", _F32))
+"""log2(x): absolute error 2^-22 between ½ and 2, relative 2^-22 elsewhere."""

@@ -33,6 +33,8 @@ x once a block, out once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -40,6 +42,7 @@ from numba import cuda
 from numba.cuda.types import float32, uint32
 
 from numba_engine.backends.cuda.compiler import Kernel
+from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import (
     float_of,
     float_of_bf16,
@@ -52,7 +55,8 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
     select,
     store_quad,
 )
-from numba_engine.backends.cuda.kernels.packing import LAYOUTS
+from numba_engine.backends.cuda.kernels.packing import LAYOUTS, lanes_for, num_stripes
+from numba_engine.backends.cuda.kernels.reductions import FULL_WARP
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
 from numba_engine.storage import StorageFormat
 
@@ -62,7 +66,14 @@ COLUMNS = (1, 2, 4, 8)
 _CHUNK = {1: 4096, 2: 4096, 4: 2048, 8: 1024}
 """Columns of x staged at a time, by rows of x: 16 to 32 KiB of shared memory."""
 
-FULL_WARP = 0xFFFFFFFF
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive rows of a weight in one format, packed (``packing.py``)."""
+
+    format: StorageFormat
+    num_rows: int
+    weights: DeviceArray
 
 
 @cache
@@ -79,7 +90,9 @@ def _float(format: StorageFormat, columns: int) -> Any:
     unit = LAYOUTS[format].unit
     values_per_word = 4 // format.block_bytes
     quads_per_load = values_per_word
-    to_float = {StorageFormat.F32: float_of, StorageFormat.F16: float_of_half, StorageFormat.BF16: float_of_bf16}[format]
+    to_float = {StorageFormat.F32: float_of, StorageFormat.F16: float_of_half, StorageFormat.BF16: float_of_bf16}[
+        format
+    ]
     write = _writer(columns)
 
     @unroll
@@ -126,11 +139,25 @@ def _float(format: StorageFormat, columns: int) -> Any:
                             for r in range(4):
                                 for i in range(4):
                                     word = words[16 * load + 4 * r + (4 * q + i) // values_per_word]
-                                    sums[4 * c + r] = fma(to_float(word, i % values_per_word), values[i], sums[4 * c + r])
+                                    sums[4 * c + r] = fma(
+                                        to_float(word, i % values_per_word), values[i], sums[4 * c + r]
+                                    )
             base = uint32(base + lanes)
 
         write(
-            out, bias, sums, stripe, lane, first_row, num_rows, out_features, out_stride, out_offset, log2_lanes, add, has_bias
+            out,
+            bias,
+            sums,
+            stripe,
+            lane,
+            first_row,
+            num_rows,
+            out_features,
+            out_stride,
+            out_offset,
+            log2_lanes,
+            add,
+            has_bias,
         )
 
     return linear
@@ -195,7 +222,16 @@ def _quantized(format: StorageFormat, columns: int) -> Any:
                     cuda.syncthreads()
                     for c in range(columns):
                         _stage_blocks(
-                            x_chunk, c * chunk, x_sums, c * num_blocks, x, first_row + c, first_staged * 32, num_rows, in_features, chunk
+                            x_chunk,
+                            c * chunk,
+                            x_sums,
+                            c * num_blocks,
+                            x,
+                            first_row + c,
+                            first_staged * 32,
+                            num_rows,
+                            in_features,
+                            chunk,
                         )
                     cuda.syncthreads()
                 if is_active:
@@ -223,7 +259,19 @@ def _quantized(format: StorageFormat, columns: int) -> Any:
             base = uint32(base + lanes)
 
         write(
-            out, bias, sums, stripe, lane, first_row, num_rows, out_features, out_stride, out_offset, log2_lanes, add, has_bias
+            out,
+            bias,
+            sums,
+            stripe,
+            lane,
+            first_row,
+            num_rows,
+            out_features,
+            out_stride,
+            out_offset,
+            log2_lanes,
+            add,
+            has_bias,
         )
 
     return linear
@@ -266,7 +314,19 @@ def _writer(columns: int) -> Any:
     @cuda.jit(device=True, inline="always")
     @unroll
     def write(  # type: ignore[no-untyped-def]
-        out, bias, sums, stripe, lane, first_row, num_rows, out_features, out_stride, out_offset, log2_lanes, add, has_bias
+        out,
+        bias,
+        sums,
+        stripe,
+        lane,
+        first_row,
+        num_rows,
+        out_features,
+        out_stride,
+        out_offset,
+        log2_lanes,
+        add,
+        has_bias,
     ):
         """Sum over the lanes, and lane r < 4 writes row r of the stripe.
 
@@ -295,3 +355,26 @@ def _writer(columns: int) -> Any:
                 out[place] = value
 
     return write
+
+
+def linear(
+    device: Device,
+    out: DeviceArray,
+    x: DeviceArray,
+    segments: Sequence[Segment],
+    bias: DeviceArray | None = None,
+    *,
+    add: bool = False,
+) -> None:
+    """out [R, out_features] = x @ weight.T (+ bias), or += with ``add``. A launch a segment of equal format."""
+    num_rows, in_features = x.shape
+    columns = next((columns for columns in COLUMNS if columns >= num_rows), COLUMNS[-1])
+    first_feature = 0
+    for segment in segments:
+        lanes = lanes_for(segment.format, in_features)
+        grid = -(-num_stripes(segment.num_rows) * lanes // THREADS), -(-num_rows // columns)
+        arrays = [flat(out), flat(x), segment.weights, flat(x) if bias is None else bias]
+        sizes = [num_rows, in_features, segment.num_rows, out.shape[1], first_feature, lanes.bit_length() - 1]
+        flags = [int(add), int(bias is not None)]
+        device.launch(linear_kernel(segment.format, columns), grid, [*arrays, *sizes, *flags])
+        first_feature += segment.num_rows

@@ -27,10 +27,10 @@ THREADS = 128
 @cache
 def rope_kernel() -> Kernel:
     def rope(qkv, positions, cos_table, sin_table, stride, num_pairs, half):  # type: ignore[no-untyped-def]
-        pair = uint32(uint32(cuda.blockIdx.x) * uint32(THREADS) + uint32(cuda.threadIdx.x))
+        pair = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))
         if pair >= num_pairs:
             return
-        token = uint32(cuda.blockIdx.y)
+        token = uint32(cuda.blockIdx.x)
         head = uint32(pair // half)
         i = uint32(pair - head * half)
         place = uint32(uint32(positions[token]) * half + i)
@@ -55,5 +55,5 @@ def rope(
     num_tokens, stride = qkv.shape
     half = shape.head_dim // 2
     num_pairs = (shape.num_heads + shape.num_kv_heads) * half
-    grid = -(-num_pairs // THREADS), num_tokens
+    grid = num_tokens, -(-num_pairs // THREADS)
     device.launch(rope_kernel(), grid, [flat(qkv), positions, flat(cos), flat(sin), stride, num_pairs, half])

@@ -23,10 +23,10 @@ LOG2_E = 1.4426950408889634
 @cache
 def silu_and_mul_kernel() -> Kernel:
     def silu_and_mul(out, gate_up, size):  # type: ignore[no-untyped-def]
-        i = uint32(uint32(cuda.blockIdx.x) * uint32(THREADS) + uint32(cuda.threadIdx.x))
+        i = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))
         if i >= size:
             return
-        row = uint32(cuda.blockIdx.y)
+        row = uint32(cuda.blockIdx.x)
         gate = gate_up[uint32(row * size * uint32(2) + i)]
         up = gate_up[uint32(row * size * uint32(2) + size + i)]
         silu = divide(gate, float32(float32(1) + exp2(float32(gate * float32(-LOG2_E)))))
@@ -37,4 +37,4 @@ def silu_and_mul_kernel() -> Kernel:
 
 def silu_and_mul(device: Device, out: DeviceArray, gate_up: DeviceArray) -> None:
     num_rows, size = out.shape
-    device.launch(silu_and_mul_kernel(), (-(-size // THREADS), num_rows), [flat(out), flat(gate_up), size])
+    device.launch(silu_and_mul_kernel(), (num_rows, -(-size // THREADS)), [flat(out), flat(gate_up), size])

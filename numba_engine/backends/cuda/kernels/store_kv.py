@@ -28,10 +28,10 @@ def store_kv_kernel(is_half: bool) -> Kernel:
     convert = float_to_half if is_half else float32
 
     def store_kv(k_cache, v_cache, qkv, slot_mapping, stride, num_heads, num_kv_heads, head_dim, block_size):  # type: ignore[no-untyped-def]
-        i = uint32(uint32(cuda.blockIdx.x) * uint32(THREADS) + uint32(cuda.threadIdx.x))
+        i = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))
         if i >= uint32(num_kv_heads * head_dim):
             return
-        token = uint32(cuda.blockIdx.y)
+        token = uint32(cuda.blockIdx.x)
         head = uint32(i // head_dim)
         slot = uint32(slot_mapping[token])
         block = uint32(slot // block_size)
@@ -55,7 +55,8 @@ def store_kv(
     shape: AttentionShape,
 ) -> None:
     num_tokens, stride = qkv.shape
-    kernel = store_kv_kernel(k_cache.dtype == np.float16)
-    grid = -(-shape.num_kv_heads * shape.head_dim // THREADS), num_tokens
+    is_half = k_cache.dtype == np.float16
+    caches = [cache.view(np.uint16 if is_half else np.float32) for cache in (k_cache, v_cache)]
+    grid = num_tokens, -(-shape.num_kv_heads * shape.head_dim // THREADS)
     sizes = [stride, shape.num_heads, shape.num_kv_heads, shape.head_dim, k_cache.shape[2]]
-    device.launch(kernel, grid, [flat(k_cache), flat(v_cache), flat(qkv), slot_mapping, *sizes])
+    device.launch(store_kv_kernel(is_half), grid, [*caches, flat(qkv), slot_mapping, *sizes])

@@ -1,0 +1,51 @@
+"""Arrays of the CUDA backend: device memory that gives itself back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numba_engine.backends.cuda.device import Device, DeviceArray
+
+
+class _Memory:
+    """Owns an allocation; freed with the last array that views it."""
+
+    __slots__ = ("_array", "_device")
+
+    def __init__(self, device: Device, array: DeviceArray) -> None:
+        self._device = device
+        self._array = array
+
+    def __del__(self) -> None:
+        self._device.free(self._array)
+
+
+class CudaArray:
+    """An ``Array`` on a device; slices share its memory."""
+
+    __slots__ = ("_memory", "on_device")
+
+    def __init__(self, memory: _Memory, on_device: DeviceArray) -> None:
+        self._memory = memory
+        self.on_device = on_device
+
+    @classmethod
+    def owning(cls, device: Device, on_device: DeviceArray) -> CudaArray:
+        return cls(_Memory(device, on_device), on_device)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.on_device.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.on_device.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.on_device.nbytes
+
+    def __getitem__(self, rows: slice, /) -> CudaArray:
+        return CudaArray(self._memory, self.on_device[rows])

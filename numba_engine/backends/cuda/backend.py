@@ -1,0 +1,223 @@
+"""CudaBackend: the ops of ``Backend`` as launches on a Device, which is a GPU (``cuda``) or the executor (``ptx``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from numba_engine.backends.base import (
+    Array,
+    AttentionShape,
+    Backend,
+    Batch,
+    KVCacheLayer,
+    RopeTable,
+    Sampled,
+    SamplingBatch,
+    Weight,
+    WeightSegment,
+)
+from numba_engine.backends.cuda.arrays import CudaArray
+from numba_engine.backends.cuda.device import Device, DeviceArray
+from numba_engine.backends.cuda.kernels import sample as sampling_kernels
+from numba_engine.backends.cuda.kernels.attention import MAX_HEAD_DIM, Sequences, attention, num_splits
+from numba_engine.backends.cuda.kernels.embedding import embedding
+from numba_engine.backends.cuda.kernels.gather_rows import gather_rows
+from numba_engine.backends.cuda.kernels.head_norm import head_norm
+from numba_engine.backends.cuda.kernels.linear import Segment, linear
+from numba_engine.backends.cuda.kernels.packing import pack
+from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
+from numba_engine.backends.cuda.kernels.rms_norm import rms_norm
+from numba_engine.backends.cuda.kernels.rope import rope
+from numba_engine.backends.cuda.kernels.sample import SampleScratch, SamplingArrays
+from numba_engine.backends.cuda.kernels.silu_and_mul import silu_and_mul
+from numba_engine.backends.cuda.kernels.store_kv import store_kv
+from numba_engine.config import EngineConfig
+from numba_engine.errors import BackendUnavailableError
+from numba_engine.storage import StoredTensor
+
+_READ_BYTES = 1 << 30
+"""Enough to be larger than any cache; less where it already takes long."""
+_READ_LONG_ENOUGH_S = 1e-3
+
+
+class CudaBackend(Backend):
+    """Runs the textbook ops, one kernel or two each, in order on one stream.
+
+    Activations are float32 and quantised weights are multiplied with float32, whatever ``activation_dtype`` says: that
+    setting is about CPUs, whose integer dot products are faster than their floats.
+    """
+
+    num_threads = 0
+    activation_dtype = np.dtype(np.float32)
+
+    def __init__(self, device: Device, config: EngineConfig, *, name: str) -> None:
+        self.name = name
+        self.device = device
+        self.device_name = device.name
+        is_float32 = config.kv_cache_dtype == "float32" or (
+            config.kv_cache_dtype == "auto" and config.activation_dtype == "float32"
+        )
+        self.kv_cache_dtype = np.dtype(np.float32 if is_float32 else np.float16)
+        self._counts = self.upload(np.zeros((1, 1), np.uint32))
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> CudaArray:
+        return CudaArray.owning(self.device, self.device.empty(shape, dtype))
+
+    def upload(self, host: np.ndarray) -> CudaArray:
+        return CudaArray.owning(self.device, self.device.upload(np.ascontiguousarray(host)))
+
+    def download(self, array: Array) -> np.ndarray:
+        return self.device.download(_on_device(array))
+
+    def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
+        in_features = tensors[0].shape[1]
+        if in_features % 4:
+            raise BackendUnavailableError(
+                f"{name} has {in_features} columns; backend {self.name} takes multiples of 4. Use backend cpu."
+            )
+        segments = []
+        for format, group in groupby(tensors, key=lambda tensor: tensor.format):
+            parts = [np.asarray(tensor.data) for tensor in group]
+            data = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            packed = CudaArray.owning(self.device, self.device.upload(pack(format, data, in_features), name))
+            segments.append(WeightSegment(format, len(data), packed.nbytes, packed))
+        return Weight(name, (sum(segment.num_rows for segment in segments), in_features), tuple(segments))
+
+    def free_memory_bytes(self) -> int:
+        return self.device.memory_info().free_bytes
+
+    def read_bandwidth_gbps(self) -> float:
+        nbytes, taken_s = 1 << 20, 0.0
+        while taken_s < _READ_LONG_ENOUGH_S and nbytes < min(_READ_BYTES, self.free_memory_bytes() // 4):
+            nbytes *= 4
+            taken_s = self._time_to_read(nbytes)
+        return nbytes / taken_s / 1e9 if taken_s else 0.0
+
+    def _time_to_read(self, nbytes: int) -> float:
+        """The best of three passes, by the host's clock around a synchronised launch."""
+        data = self.empty((nbytes // 4,), np.dtype(np.uint32))
+        times = []
+        for _ in range(4):  # the first one compiles and warms up
+            self.device.synchronize()
+            start = time.perf_counter()
+            read_bandwidth(self.device, data.on_device)
+            self.device.synchronize()
+            times.append(time.perf_counter() - start)
+        return min(times[1:])
+
+    # ---- textbook ops ------------------------------------------------------------------------------------------------
+
+    def embedding(self, out: Array, token_ids: Array, table: Weight) -> None:
+        assert len(table.segments) == 1, "an embedding table is one tensor"
+        segment = table.segments[0]
+        embedding(self.device, _on_device(out), _on_device(token_ids), segment.data.on_device, segment.format)
+
+    def rms_norm(self, out: Array, x: Array, weight: Array, eps: float) -> None:
+        rms_norm(self.device, _on_device(out), _on_device(x), _on_device(weight), eps)
+
+    def linear(self, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
+        on_device = None if bias is None else _on_device(bias)
+        linear(self.device, _on_device(out), _on_device(x), _segments(weight), on_device)
+
+    def linear_add(self, residual: Array, x: Array, weight: Weight) -> None:
+        linear(self.device, _on_device(residual), _on_device(x), _segments(weight), add=True)
+
+    def rope(self, qkv: Array, positions: Array, table: RopeTable, shape: AttentionShape) -> None:
+        rope(self.device, _on_device(qkv), _on_device(positions), _on_device(table.cos), _on_device(table.sin), shape)
+
+    def head_norm(self, qkv: Array, q_norm: Array, k_norm: Array, shape: AttentionShape) -> None:
+        head_norm(self.device, _on_device(qkv), _on_device(q_norm), _on_device(k_norm), shape)
+
+    def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
+        store_kv(
+            self.device, _on_device(cache.k), _on_device(cache.v), _on_device(qkv), _on_device(slot_mapping), shape
+        )
+
+    def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: AttentionShape) -> None:
+        if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
+            raise BackendUnavailableError(
+                f"head_dim = {shape.head_dim}; backend {self.name} takes multiples of 8 up to {MAX_HEAD_DIM}."
+                " Use backend cpu."
+            )
+        sequences = Sequences(
+            _on_device(batch.cu_seqlens_q),
+            _on_device(batch.context_lens),
+            _on_device(batch.block_tables),
+            batch.num_seqs,
+            batch.max_query_len,
+            batch.max_context_len,
+        )
+        splits = num_splits(sequences)
+        num_rows = splits * batch.num_tokens * shape.num_heads if splits > 1 else 1
+        partials = self.empty((num_rows, shape.head_dim), np.dtype(np.float32))
+        stats = self.empty((num_rows, 2), np.dtype(np.float32))
+        attention(
+            self.device,
+            _on_device(out),
+            _on_device(qkv),
+            _on_device(cache.k),
+            _on_device(cache.v),
+            sequences,
+            partials.on_device,
+            stats.on_device,
+            shape,
+        )
+
+    def silu_and_mul(self, out: Array, gate_up: Array) -> None:
+        silu_and_mul(self.device, _on_device(out), _on_device(gate_up))
+
+    def gather_rows(self, out: Array, x: Array, rows: Array) -> None:
+        gather_rows(self.device, _on_device(out), _on_device(x), _on_device(rows))
+
+    def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:
+        num_rows, num_top = sampling.num_logits, sampling.num_top_logprobs
+        wants_logprobs = num_top >= 0
+        on_device, arrays = _on_device(logits), _sampling_arrays(sampling)
+        token_ids = self.empty((num_rows,), np.dtype(np.int32))
+        logprobs, totals = (self.empty((num_rows,), np.dtype(np.float32)) for _ in range(2))
+        top_ids = self.empty((num_rows, max(num_top, 0)), np.dtype(np.int32))
+        top_logprobs = self.empty((num_rows, max(num_top, 0)), np.dtype(np.float32))
+        raw_history = self.empty(arrays.history.shape, np.dtype(np.float32))
+        raw_bias = self.empty(arrays.bias_values.shape, np.dtype(np.float32))
+        if wants_logprobs:
+            sampling_kernels.logprob_totals(
+                self.device, totals.on_device, top_ids.on_device, top_logprobs.on_device, on_device
+            )
+        scratch = SampleScratch(self._zero_counts(arrays, on_device), raw_history.on_device, raw_bias.on_device)
+        if arrays.changes_logits:
+            sampling_kernels.penalties(self.device, on_device, arrays, scratch)
+        sampling_kernels.sample(self.device, token_ids.on_device, on_device, arrays)
+        if not wants_logprobs:
+            return Sampled(self.download(token_ids), None, None, None)
+        sampling_kernels.chosen_logprobs(
+            self.device, logprobs.on_device, token_ids.on_device, on_device, totals.on_device, arrays, scratch
+        )
+        return Sampled(*map(self.download, (token_ids, logprobs, top_ids, top_logprobs)))
+
+    def _zero_counts(self, arrays: SamplingArrays, logits: DeviceArray) -> DeviceArray:
+        """[≥ L, vocab] of zeros, kept: the kernel leaves them zero."""
+        rows, vocab = logits.shape
+        if arrays.changes_logits and (self._counts.shape[0] < rows or self._counts.shape[1] != vocab):
+            self._counts = self.upload(np.zeros((rows, vocab), np.uint32))
+        return self._counts.on_device
+
+
+def _on_device(array: Array) -> DeviceArray:
+    assert isinstance(array, CudaArray)
+    return array.on_device
+
+
+def _segments(weight: Weight) -> list[Segment]:
+    return [Segment(segment.format, segment.num_rows, segment.data.on_device) for segment in weight.segments]
+
+
+def _sampling_arrays(sampling: SamplingBatch) -> SamplingArrays:
+    names = SamplingArrays.__dataclass_fields__
+    return SamplingArrays(**{name: _on_device(getattr(sampling, name)) for name in names})
