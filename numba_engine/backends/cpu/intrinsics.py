@@ -77,8 +77,8 @@ class Emitter:
         """Ask for the cache lines of ``nbytes`` bytes; any address is allowed."""
         for offset in range(0, nbytes, 64):
             pointer = self.b.inttoptr(self.at(address, offset), i8.as_pointer())
-            read, keep_in_l2, data = self.integer(0, i32), self.integer(2, i32), self.integer(1, i32)
-            self.call("llvm.prefetch.p0", ir.VoidType(), pointer, read, keep_in_l2, data)
+            read, keep_in_l1, data = self.integer(0, i32), self.integer(3, i32), self.integer(1, i32)
+            self.call("llvm.prefetch.p0", ir.VoidType(), pointer, read, keep_in_l1, data)
 
     def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
         signature = ir.FunctionType(result, [a.type for a in args])
