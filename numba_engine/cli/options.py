@@ -16,7 +16,7 @@ import click
 from numba_engine.config import ActivationDtype, BackendName, EngineConfig, KVCacheDtype
 from numba_engine.sampling_params import SamplingParams
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _byte_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -92,14 +92,14 @@ _SAMPLING_OPTIONS = (
 )
 
 
-def engine_options(command: _Command) -> _Command:
+def engine_options(command: Command) -> Command:
     """Add the options of ``EngineConfig``. Each reads ``NUMBA_ENGINE_<COMMAND>_<OPTION>`` where it is not given."""
-    return _add(command, _ENGINE_OPTIONS)
+    return add_options(command, _ENGINE_OPTIONS)
 
 
-def sampling_options(command: _Command) -> _Command:
+def sampling_options(command: Command) -> Command:
     """Add the options of ``SamplingParams``."""
-    return _add(command, _SAMPLING_OPTIONS)
+    return add_options(command, _SAMPLING_OPTIONS)
 
 
 def engine_config(options: Mapping[str, Any], **fixed: Any) -> EngineConfig:
@@ -112,7 +112,8 @@ def sampling_params(options: Mapping[str, Any], default: SamplingParams | None =
     return dataclasses.replace(default or SamplingParams(), **_given(options, SamplingParams))
 
 
-def _add(command: _Command, options: tuple[Callable[[_Command], _Command], ...]) -> _Command:
+def add_options(command: Command, options: tuple[Callable[[Command], Command], ...]) -> Command:
+    """Decorate with all of them; help lists them in this order."""
     for option in reversed(options):
         command = option(command)
     return command

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from numba_engine.cli.console import wide_console
 from numba_engine.cli.loading import load
 from numba_engine.cli.options import engine_config, engine_options
 from numba_engine.cli.prompt import prompt_options, read_prompt
@@ -69,8 +70,7 @@ def profile(
         click.echo(json.dumps(profile_as_json(llm.model_info, steps, summary), ensure_ascii=False))
         return
     click.echo(_title(llm.model_info))
-    # A table that is narrower than its numbers would drop some of them where stdout is a pipe of "80 columns".
-    Console(width=max(Console().width, 110)).print(summary_table(summary))
+    wide_console().print(summary_table(summary))
 
 
 def _measured_steps(llm: LLM) -> Iterator[StepProfile]:

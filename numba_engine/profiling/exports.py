@@ -1,14 +1,15 @@
-"""Profiles and benches as plain JSON values, keyed by the field names of ``report.py`` and ``bench.py``."""
+"""Profiles, benches and estimates as plain JSON values, keyed by the field names of their dataclasses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.bench import BenchRow
 from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
+from numba_engine.profiling.roofline import Estimate
 
 Json = dict[str, Any]
 
@@ -36,6 +37,22 @@ def bench_as_json(model: ModelInfo, rows: Sequence[BenchRow]) -> Json:
         "model": asdict(model),
         "rows": [asdict(row) | {"share_of_bandwidth": row.share_of_bandwidth} for row in rows],
     }
+
+
+def estimate_as_json(estimate: Estimate) -> Json:
+    """Every field and derived figure of an estimate."""
+    return _with_properties(estimate) | {"basis": "by formula from the datasheet; energy figures are estimates"}
+
+
+def _with_properties(value: Any) -> Any:
+    """Dataclasses, however deep, become objects of their fields and properties."""
+    if is_dataclass(value):
+        names = [field.name for field in fields(value)]
+        names += [name for name, member in vars(type(value)).items() if isinstance(member, property)]
+        return {name: _with_properties(getattr(value, name)) for name in names}
+    if isinstance(value, tuple):
+        return [_with_properties(item) for item in value]
+    return value
 
 
 def _op_as_json(op: OpProfile) -> Json:

@@ -14,17 +14,15 @@ from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
 
 BAR_WIDTH = 16
 
-_PLAIN: dict[str, Any] = {"box": None, "pad_edge": False, "header_style": "dim"}
-
 
 def step_table(step: StepProfile, *, read_bandwidth_gbps: float | None = None) -> RenderableType:
     """Where one step's time and bytes went; bandwidth shares only where the bandwidth is known."""
     what = []
     if step.num_prefill_tokens:
-        what.append(f"{step.num_prefill_tokens} prompt tokens")
+        what.append(format_plural(step.num_prefill_tokens, "prompt token"))
     if step.num_decode_tokens:
         what.append(f"{step.num_decode_tokens} generated")
-    sequences = "1 sequence" if step.num_seqs == 1 else f"{step.num_seqs} sequences"
+    sequences = format_plural(step.num_seqs, "sequence")
     title = f"step {step.index}: {', '.join(what)}, {sequences}, {format_time(step.net_time_s)}"
     return _ops_table(title, step.ops, step.host_time_s, step.net_time_s, read_bandwidth_gbps)
 
@@ -34,7 +32,7 @@ def summary_table(summary: ProfileSummary) -> RenderableType:
     host_share = dict(summary.shares).get("host", 0.0)
     ops_time_s = sum(op.time_s for op in summary.ops)
     time_s = ops_time_s / (1 - host_share) if host_share < 1 else 0.0
-    title = f"{summary.num_decode_steps} decode steps"
+    title = format_plural(summary.num_decode_steps, "decode step")
     table = _ops_table(title, summary.ops, time_s - ops_time_s, time_s, summary.read_bandwidth_gbps)
     return Group(table, _limits(summary)) if summary.num_decode_steps else _limits(summary)
 
@@ -42,7 +40,7 @@ def summary_table(summary: ProfileSummary) -> RenderableType:
 def _ops_table(
     title: str, ops: Sequence[OpProfile], host_time_s: float, time_s: float, read_bandwidth_gbps: float | None
 ) -> Table:
-    table = Table(title=title, title_justify="left", show_footer=True, footer_style="bold", **_PLAIN)
+    table = plain_table(title, show_footer=True, footer_style="bold")
     table.add_column("op", footer="total", no_wrap=True)
     table.add_column("calls", justify="right", no_wrap=True, footer=str(sum(op.num_calls for op in ops)))
     table.add_column("time", justify="right", no_wrap=True, footer=format_time(time_s))
@@ -74,12 +72,13 @@ def _limits(summary: ProfileSummary) -> Table:
     grid.add_column(justify="right")
     grid.add_column(style="dim")
     if summary.num_prefill_steps:
-        steps = f"{summary.num_prefill_steps} steps"
+        steps = format_plural(summary.num_prefill_steps, "step")
         grid.add_row("prefill", f"{summary.prefill_tokens_per_s:.1f} tok/s", steps)
     if not summary.num_decode_steps:
         return grid
     split = f"weights {format_bytes(summary.weight_bytes_per_token)}, KV {format_bytes(summary.kv_bytes_per_token)}"
-    grid.add_row("decode", f"{summary.decode_tokens_per_s:.1f} tok/s", f"median of {summary.num_decode_steps} steps")
+    steps = format_plural(summary.num_decode_steps, "step")
+    grid.add_row("decode", f"{summary.decode_tokens_per_s:.1f} tok/s", f"median of {steps}")
     grid.add_row("bytes a token", format_bytes(summary.bytes_per_token), f"by formula: {split}")
     grid.add_row("read bandwidth", f"{summary.read_bandwidth_gbps:.1f} GB/s", "measured here, same threads")
     if summary.floor_s:
@@ -89,6 +88,11 @@ def _limits(summary: ProfileSummary) -> Table:
     overhead = format_time(summary.overhead_s_per_step)
     grid.add_row("cost of looking", overhead, "a step, subtracted above")
     return grid
+
+
+def plain_table(title: str, **style: Any) -> Table:
+    """No rules between rows or columns: the look of every table here."""
+    return Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim", **style)
 
 
 def format_time(seconds: float) -> str:
@@ -109,6 +113,10 @@ def format_count(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return str(count)
+
+
+def format_plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _gbps(num_bytes: int, time_s: float) -> str:

@@ -17,7 +17,7 @@ What is counted is what an ideal kernel moves between memory and itself: each in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -59,6 +59,9 @@ class Traffic:
             self.activation_written_bytes + other.activation_written_bytes,
             self.flops + other.flops,
         )
+
+    def __mul__(self, repetitions: int) -> Traffic:
+        return Traffic(**{name: value * repetitions for name, value in asdict(self).items()})
 
 
 # ---- phases --------------------------------------------------------------------------------------------------------

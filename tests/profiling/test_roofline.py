@@ -12,21 +12,14 @@ import pytest
 from numba_engine.checkpoint import open_checkpoint
 from numba_engine.errors import ConfigError
 from numba_engine.model.config import ModelConfig
+from numba_engine.profiling.bounds import Bound, all_reduce_s
+from numba_engine.profiling.exports import estimate_as_json
 from numba_engine.profiling.hardware import GPUS, KV_FORMATS, WEIGHT_FORMATS, Gpu, Link, NumberFormat, measured_machine
-from numba_engine.profiling.roofline import (
-    Bound,
-    Estimate,
-    KVShape,
-    Lever,
-    ParameterCount,
-    Speculation,
-    Transformer,
-    Workload,
-    all_reduce_s,
-    estimate,
-    estimate_as_json,
-    transformer_from_checkpoint,
-)
+from numba_engine.profiling.levers import Lever
+from numba_engine.profiling.planned_model import KVShape, ParameterCount
+from numba_engine.profiling.planned_transformer import Transformer, transformer_from_checkpoint
+from numba_engine.profiling.roofline import Estimate, estimate
+from numba_engine.profiling.workload import Speculation, Workload
 
 
 def llama(

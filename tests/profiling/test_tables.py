@@ -62,7 +62,7 @@ def test_summary_table_ends_in_the_floor_and_the_share_of_it() -> None:
 def test_summary_of_prefill_alone_says_so_and_no_more() -> None:
     prefill = StepProfile(0, 40, 0, 1, 0.5, (LINEAR,))
     lines = rendered(summary_table(summarize([prefill], read_bandwidth_gbps=30.0)))
-    assert [" ".join(line.split()) for line in lines] == ["prefill 80.0 tok/s 1 steps"]
+    assert [" ".join(line.split()) for line in lines] == ["prefill 80.0 tok/s 1 step"]
 
 
 def test_json_has_the_fields_and_what_follows_from_them() -> None:

@@ -1,0 +1,127 @@
+"""A planned model whose shapes are known, from a config or a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from numba_engine.checkpoint import Checkpoint
+from numba_engine.errors import ConfigError
+from numba_engine.model.config import ModelConfig
+from numba_engine.profiling.forward_traffic import ForwardTraffic, TensorBits, model_bytes
+from numba_engine.profiling.hardware import WEIGHT_FORMATS, NumberFormat
+from numba_engine.profiling.planned_model import Demand, shares_kv_heads
+from numba_engine.profiling.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """A model whose shapes are known, from a config or a checkpoint."""
+
+    name: str
+    config: ModelConfig
+    stored: StoredWeights | None = None
+    """None where there is no checkpoint: then the workload says how weights are stored."""
+
+    @property
+    def num_parameters(self) -> int:
+        return model_bytes(self.config, TensorBits(8, 8, 8, 8))
+
+    @property
+    def max_position(self) -> int | None:
+        return self.config.max_position
+
+    def weight_format(self, workload: Workload) -> NumberFormat:
+        if workload.weights is not None:
+            return workload.weights
+        if self.stored is None:
+            raise ConfigError("a config says nothing of how the weights are stored; give a weight format")
+        return self.stored.format
+
+    def demand(self, workload: Workload, query_len: int) -> Demand:
+        shard = self._shard(workload.tp)
+        context = max(workload.context, query_len)
+        counted = ForwardTraffic(shard, self._bits(workload), workload.batch, query_len, context)
+        rest, attention = counted.without_attention(), counted.attention()
+        total = rest + attention
+        return Demand(
+            weight_bytes=float(total.weight_bytes),
+            kv_bytes=workload.kv.nbytes(total.kv_read_bytes + total.kv_written_bytes),  # counted at a byte a value
+            activation_bytes=float(total.activation_read_bytes + total.activation_written_bytes),
+            matrix_flops=float(rest.flops),
+            attention_flops=float(attention.flops),
+            all_reduce_bytes=2.0 * workload.batch * query_len * shard.hidden_size,
+            num_all_reduces=2 * shard.num_layers if workload.tp > 1 else 0,
+        )
+
+    def resident_weight_bytes(self, workload: Workload) -> float:
+        return float(model_bytes(self._shard(workload.tp), self._bits(workload)))
+
+    def kv_bytes_per_token(self, workload: Workload) -> float:
+        c = self._shard(workload.tp)
+        return workload.kv.nbytes(2 * c.num_layers * c.num_kv_heads * c.head_dim)
+
+    def score_bytes(self, workload: Workload) -> float:
+        c = self._shard(workload.tp)
+        return 2.0 * workload.batch * workload.context**2 * c.num_heads * c.num_layers
+
+    def can_be_shared(self, tp: int) -> bool:
+        c = self.config
+        return c.num_heads % tp == 0 and c.intermediate_size % tp == 0 and shares_kv_heads(c.num_kv_heads, tp)
+
+    def _shard(self, tp: int) -> ModelConfig:
+        """What one GPU has of the model. KV heads are repeated where there are more GPUs than heads."""
+        c = self.config
+        if not self.can_be_shared(tp):
+            raise ConfigError(
+                f"tp = {tp} must divide {c.num_heads} heads and intermediate_size {c.intermediate_size}, and divide or "
+                f"be a multiple of {c.num_kv_heads} KV heads"
+            )
+        return replace(
+            c,
+            num_heads=c.num_heads // tp,
+            num_kv_heads=max(1, c.num_kv_heads // tp),
+            intermediate_size=c.intermediate_size // tp,
+            vocab_size=-(-c.vocab_size // tp),
+        )
+
+    def _bits(self, workload: Workload) -> TensorBits:
+        if workload.weights is None and self.stored is not None:
+            return self.stored.bits
+        bits = self.weight_format(workload).bits
+        vectors = 32.0 if bits < 16 else bits  # quantised models keep norms and biases in float32
+        return TensorBits(bits, bits, bits, vectors)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """How a checkpoint stores its tensors: what a mixture of formats comes to."""
+
+    format: NumberFormat
+    """Named after all of its formats; arithmetic of the one that has most bytes."""
+    bits: TensorBits
+
+
+def transformer_from_checkpoint(checkpoint: Checkpoint) -> Transformer:
+    """Shapes and stored bytes of an open checkpoint; of its tensors only the headers are looked at."""
+    config = ModelConfig.from_checkpoint(checkpoint)
+    table = (config.vocab_size, config.hidden_size)
+    nbytes, num_values, by_label = Counter[str](), Counter[str](), Counter[str]()
+    for name, tensor in checkpoint.tensors.items():
+        if len(tensor.shape) < 2:
+            group = "vectors"
+        elif tensor.shape == table:
+            group = "embed_tokens" if "embd" in name or "embed" in name else "lm_head"
+        else:
+            group = "matrices"
+        nbytes[group] += tensor.nbytes
+        num_values[group] += math.prod(tensor.shape)
+        if group != "vectors":
+            by_label[tensor.format.label] += tensor.nbytes
+    groups = ("embed_tokens", "lm_head", "matrices", "vectors")
+    bits = TensorBits(*(8 * nbytes[group] / max(num_values[group], 1) for group in groups))
+    labels = [label for label, _ in by_label.most_common()]
+    format = WEIGHT_FORMATS[{"F32": "fp32", "F16": "fp16"}.get(labels[0], labels[0].lower())]
+    format = replace(format, name=", ".join(labels), bits=bits.matrices)
+    return Transformer(checkpoint.name, config, StoredWeights(format, bits))
