@@ -50,8 +50,8 @@ def _compute_capability() -> tuple[int, int]:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise BackendUnavailableError(
-            "backend cuda needs an NVIDIA GPU and its driver; libcuda.so.1 was not found. Use backend cpu, or ptx to run"
-            " the GPU kernels without a GPU."
+            "backend cuda needs an NVIDIA GPU and its driver; libcuda.so.1 was not found."
+            " Use backend cpu, or ptx to run the GPU kernels without a GPU."
         ) from error
     count = ctypes.c_int()
     if (status := driver.cuInit(0)) or (status := driver.cuDeviceGetCount(ctypes.byref(count))):

@@ -49,7 +49,10 @@ class MemoryInfo:
 
 
 class Device(Protocol):
-    """Launches are asynchronous and run in order; ``download`` and ``synchronize`` wait for them."""
+    """Launches are asynchronous and run in order; ``download`` and ``synchronize`` wait for them.
+
+    Arrays given to a device are its own: of the class that its ``empty`` returns.
+    """
 
     name: str
     compute_capability: tuple[int, int]
@@ -62,15 +65,15 @@ class Device(Protocol):
         """A copy on the device. The host array may be reused at once."""
         ...
 
-    def write(self, array: DeviceArray, host: np.ndarray) -> None:
+    def write(self, array: Any, host: np.ndarray) -> None:
         """Overwrite the array with a host array of its shape and dtype, in order with the launches."""
         ...
 
-    def download(self, array: DeviceArray) -> np.ndarray:
+    def download(self, array: Any) -> np.ndarray:
         """A host copy, once the launches before are done."""
         ...
 
-    def free(self, array: DeviceArray) -> None:
+    def free(self, array: Any) -> None:
         """Give the memory back, once the launches before are done. The array must not be used again."""
         ...
 

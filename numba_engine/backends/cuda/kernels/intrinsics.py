@@ -37,7 +37,7 @@ def _element(context: Any, builder: Any, array_type: Any, array: Any, index: Any
     return builder.gep(data, [builder.zext(index, _I64)])
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load_weights(typing_context: Any, array: Any, index: Any) -> Any:
     """load_weights(array, index) -> 4 × uint32 that nobody writes and nobody reads again: not kept in L1."""
 
@@ -51,7 +51,7 @@ def load_weights(typing_context: Any, array: Any, index: Any) -> Any:
     return UniTuple(uint32, 4)(array, uint32), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def load_quad(typing_context: Any, array: Any, index: Any) -> Any:
     """load_quad(array, index) -> array[index : index + 4] as a tuple, in one 128-bit load. Shared or global memory."""
 
@@ -64,7 +64,7 @@ def load_quad(typing_context: Any, array: Any, index: Any) -> Any:
     return UniTuple(array.dtype, 4)(array, uint32), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def store_quad(typing_context: Any, array: Any, index: Any, quad: Any) -> Any:
     """array[index : index + 4] = quad, in one 128-bit store. Shared or global memory."""
 

@@ -10,16 +10,16 @@ Who does what. ``lanes`` neighbouring threads own a stripe of 4 rows of the weig
 that never meet except to stage x. Every lane takes 4 rows × its unit of columns an iteration: it issues the unit's 8 to
 18 independent 16-byte weight loads back to back (4 to 9 KB a warp in flight), and only then waits for x. Integers
 become floats in registers; a block's scale multiplies its finished partial dot. Partial dots meet in a butterfly of
-shuffles, so all ``lanes`` hold the same sum, and lanes 0 … 3 write one row each.
+shuffles whose first steps halve the rows a lane cares for, and lanes 0 … 3 write one row each.
 
-Shared memory holds a chunk of x: [columns, CHUNK] floats, and for the quantised formats the sum of each 32 of them
-(a weight is d·(q − 8): Σ d·(q − 8)·x = d·(Σ q·x − 8·Σ x), so the offset costs one FMA a block). All warps read the same x
-(32 to 128 rows share it), so it comes from L2 once a block. A lane reads 16 bytes of x for 4 rows × 4 multiplies.
+Shared memory holds a chunk of x: [columns, chunk] floats, and for the quantised formats the sum of each 32 of them
+(a weight is d·(q − 8): Σ d·(q − 8)·x = d·(Σ q·x − 8·Σ x), so the offset costs one FMA a block). All warps read the same
+x (32 to 128 rows share it), so it comes from L2 once a block. A lane reads 16 bytes of x for 4 rows × 4 multiplies.
 Reads must not collide in the banks: the float formats give neighbouring lanes neighbouring quads. A lane of a quantised
 format owns a whole block, 128 bytes from its neighbour's, so the quads of block B are stored XOR-ed: quad j at place
 j ^ (B % 8); 8 lanes reading "their quad j" then touch 8 different bank groups, and so do the 8 writers of one block.
 
-Integers to floats without conversions (which run at half rate or less): a 4-bit q is masked into the mantissa of 16.0,
+Integers to floats without conversions (which run at half rate or less): a 4-bit q is masked into the mantissa of 16,
 bits 19 … 22, which makes 16 + q; 16 goes with the offset. A byte is permuted under the exponent of 2^23 and that
 subtracted again, exactly. Two instructions and an FMA a weight.
 

@@ -1,8 +1,9 @@
 """How a weight lies in device memory: the order in which ``linear`` streams it, repacked once at load.
 
-A matrix ``[out_features, in_features]`` is cut into *stripes* of 4 rows, and each stripe's columns into *units*: what one
-lane takes in one iteration. ``lanes`` (8, 16 or 32, by in_features) lanes share a stripe; iteration i covers units
-``i * lanes`` and up, ``width`` of them (fewer in the last one). What an iteration needs lies together, in the order of the loads:
+A matrix ``[out_features, in_features]`` is cut into *stripes* of 4 rows, and each stripe's columns into *units*: what
+one lane takes in one iteration. ``lanes`` (8, 16 or 32, by in_features) lanes share a stripe; iteration i covers units
+``i * lanes`` and up, ``width`` of them (fewer in the last one). What an iteration needs lies together, in the order of
+the loads:
 
     uint32 [stripe][iteration][load][lane < width][4 words]
 
@@ -60,7 +61,7 @@ LAYOUTS = {
 
 
 def lanes_for(format: StorageFormat, in_features: int) -> int:
-    """Lanes that share a stripe: 32, or fewer where more than a fifth of 32 would idle. Fixes the order of summation."""
+    """Lanes that share a stripe: 32, or fewer where over a fifth of them would idle. Fixes the order of summation."""
     units = num_units(format, in_features)
     slots = {lanes: -(-units // lanes) * lanes for lanes in (32, 16, 8)}
     return next((lanes for lanes, taken in slots.items() if taken <= 1.25 * units), min(slots, key=lambda n: slots[n]))

@@ -10,8 +10,8 @@ block a row:
 
 Top-k and top-p need no sort: a threshold on the logit is found by radix selection, three rounds of 11, 11 and 10 bits
 of its order-preserving integer. Each round is a histogram in shared memory, of counts for top-k and of probability for
-top-p, the latter in integers of 2^-32, so that no sum depends on an order. The draw is an exponential race: the argmax of
-p_i / -log u_i, u_i from Philox-4x32-10 (Salmon et al. 2011) keyed by seed and counted by token and position.
+top-p, the latter in integers of 2^-32, so that no sum depends on an order. The draw is an exponential race: the argmax
+of p_i / -log u_i, u_i from Philox-4x32-10 (Salmon et al. 2011) keyed by seed and counted by token and position.
 
 -log u is wanted to float32 accuracy on all of (0, 1) without float64: u = (bits + ½) 2^-32 above ½ is taken from its
 complement, and -log(1 - v) = 2 artanh(v / (2 - v)), a series in s² ≤ 1/9.
