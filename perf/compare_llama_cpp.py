@@ -14,7 +14,8 @@ sampling or text; for numba_engine the whole ``LLM.step``, scheduling, sampling 
     memory       peak resident set of the process after the tests of a single sequence
 
 Wants a machine with nothing else to do: threads that wait for each other suffer out of proportion when another process
-takes a core. The load at the start is part of the result, and the best repetition stands beside the median.
+takes a core. So a repetition counts only if other processes took less than 5 % of the cores meanwhile; where patience
+runs out before there are enough of those, the row says how many there were, and counts the others if there were none.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ import random
 import resource
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -42,6 +46,7 @@ from perf.make_formats import FORMATS, model_file
 DEPTH = 4096
 CONTEXT_LEN = {1: DEPTH + 256, 8: 512}  # tokens a sequence, by the number of sequences
 VOCAB_SIZE = 49152
+MAX_SHARE_OF_OTHERS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +74,13 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", choices=[test.name for test in TESTS], default=[t.name for t in TESTS])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds a test may wait for a quiet machine")
     parser.add_argument("--name", default="compare_llama_cpp", help="the result's file name in perf/results")
     arguments = parser.parse_args()
     tests = [test for test in TESTS if test.name in arguments.tests]
-    if os.getloadavg()[0] > 0.5:
-        print(f"The machine is busy (load {os.getloadavg()[0]:.1f}): medians will not mean much.")
     result: dict[str, Any] = machine.describe() | {"threads": arguments.threads, "repetitions": arguments.repetitions}
-    result["rows"] = [
-        row
-        for label in arguments.formats
-        for row in compare(label, tests, num_threads=arguments.threads, repetitions=arguments.repetitions)
-    ]
+    turns = Turns(arguments.repetitions, arguments.patience)
+    result["rows"] = [row for label in arguments.formats for row in compare(label, tests, turns, arguments.threads)]
     file = Path(__file__).parent / "results" / f"{arguments.name}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(result, indent=1) + "\n")
@@ -87,18 +88,16 @@ def main() -> None:
     print(file)
 
 
-def compare(label: str, tests: list[Test], *, num_threads: int, repetitions: int) -> list[dict[str, Any]]:
+def compare(label: str, tests: list[Test], turns: Turns, num_threads: int) -> list[dict[str, Any]]:
     """Rows of one format; ``ratio`` above 1 means that numba_engine is better."""
     rows = []
     for batch in sorted({test.batch for test in tests}):
         engines = [EngineProcess(kind, model_file(label), num_threads, batch) for kind in (NumbaEngine, LlamaCpp)]
         try:
-            load_s = [[engine.ask("load")] for engine in engines]
+            load_s = [Rates([engine.ask("load")]) for engine in engines]
             for test in (test for test in tests if test.batch == batch):
-                rows.append(
-                    _row(label, test.name, "tok/s", *_take_turns(engines, test, repetitions), more_is_better=True)
-                )
-            peaks_mb = [[engine.ask("peak_memory_mb")] for engine in engines]
+                rows.append(_row(label, test.name, "tok/s", *turns.take(engines, test), more_is_better=True))
+            peaks_mb = [Rates([engine.ask("peak_memory_mb")]) for engine in engines]
         finally:
             for engine in engines:
                 engine.close()
@@ -108,31 +107,59 @@ def compare(label: str, tests: list[Test], *, num_threads: int, repetitions: int
     return rows
 
 
-def _take_turns(engines: list[EngineProcess], test: Test, repetitions: int) -> list[list[float]]:
-    """Rates of each engine, after one repetition to warm up."""
-    rates: list[list[float]] = [[] for _ in engines]
-    for _ in range(1 + repetitions):
-        for engine, own in zip(engines, rates, strict=True):
-            own.append(engine.ask("run", test))
-    return [own[1:] for own in rates]
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Repetitions of one test on one engine: those that nothing disturbed, and the others."""
+
+    undisturbed: list[float]
+    disturbed: list[float] = field(default_factory=list)
+
+    @property
+    def counted(self) -> list[float]:
+        return self.undisturbed or self.disturbed
 
 
-def _row(
-    label: str, test: str, unit: str, ours: list[float], theirs: list[float], *, more_is_better: bool
-) -> dict[str, Any]:
-    best = max if more_is_better else min
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How long the engines take turns at a test."""
 
-    def ratio(ours: float, theirs: float) -> float:
-        return ours / theirs if more_is_better else theirs / ours
+    repetitions: int
+    patience_s: float
 
+    def take(self, engines: list[EngineProcess], test: Test) -> list[Rates]:
+        """Rates of each engine, after one repetition to warm up."""
+        for engine in engines:
+            engine.ask("run", test)
+        rates = [Rates([]) for _ in engines]
+        end = time.monotonic() + self.patience_s
+        while any(len(own.undisturbed) < self.repetitions for own in rates):
+            for engine, own in zip(engines, rates, strict=True):
+                _wait_for_quiet(end)
+                with engine.watched() as others:
+                    rate = engine.ask("run", test)
+                (own.undisturbed if others.share < MAX_SHARE_OF_OTHERS else own.disturbed).append(rate)
+            if time.monotonic() > end:
+                break
+        return rates
+
+
+def _wait_for_quiet(end: float) -> None:
+    while psutil.cpu_percent(interval=0.2) > 100 * MAX_SHARE_OF_OTHERS and time.monotonic() < end:
+        pass
+
+
+def _row(label: str, test: str, unit: str, ours: Rates, theirs: Rates, *, more_is_better: bool) -> dict[str, Any]:
+    def column(rates: Rates) -> dict[str, Any]:
+        return {"median": median(rates.counted), "undisturbed": rates.undisturbed, "disturbed": rates.disturbed}
+
+    ratio = median(ours.counted) / median(theirs.counted)
     return {
         "format": label,
         "test": test,
         "unit": unit,
-        "numba_engine": {"median": median(ours), "best": best(ours), "all": ours},
-        "llama_cpp": {"median": median(theirs), "best": best(theirs), "all": theirs},
-        "ratio": ratio(median(ours), median(theirs)),
-        "ratio_of_best": ratio(best(ours), best(theirs)),
+        "numba_engine": column(ours),
+        "llama_cpp": column(theirs),
+        "ratio": ratio if more_is_better else 1 / ratio,
     }
 
 
@@ -140,14 +167,13 @@ def ratio_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="numba_engine against llama.cpp (a ratio above 1 is better than llama.cpp)")
     for header in ("format", "test", "unit"):
         table.add_column(header)
-    for header in ("numba_engine", "llama.cpp", "ratio", "best of numba_engine", "of llama.cpp", "ratio"):
+    for header in ("numba_engine", "llama.cpp", "ratio", "undisturbed"):
         table.add_column(header, justify="right")
     for row in rows:
-        medians, best = (
-            [f"{row[e][which]:.2f}" for e in ("numba_engine", "llama_cpp")] for which in ("median", "best")
-        )
-        ratios = f"{row['ratio']:.2f}", f"{row['ratio_of_best']:.2f}"
-        table.add_row(row["format"], row["test"], row["unit"], *medians, ratios[0], *best, ratios[1])
+        ours, theirs = row["numba_engine"], row["llama_cpp"]
+        numbers = (f"{number:.2f}" for number in (ours["median"], theirs["median"], row["ratio"]))
+        counts = f"{len(ours['undisturbed'])} and {len(theirs['undisturbed'])}"
+        table.add_row(row["format"], row["test"], row["unit"], *numbers, counts)
     return table
 
 
@@ -282,9 +308,32 @@ class EngineProcess:
             raise RuntimeError(answer)
         return float(answer)
 
+    @contextmanager
+    def watched(self) -> Iterator[Others]:
+        """Afterwards, its value says how much of the cores other processes took meanwhile."""
+        others = Others()
+        own = psutil.Process(self._process.pid)
+        start, all_before, own_before = time.monotonic(), _busy_s(psutil.cpu_times()), _busy_s(own.cpu_times())
+        yield others
+        taken_s = (_busy_s(psutil.cpu_times()) - all_before) - (_busy_s(own.cpu_times()) - own_before)
+        others.share = taken_s / (time.monotonic() - start) / len(os.sched_getaffinity(0))
+
     def close(self) -> None:
         self._pipe.close()
         self._process.join()
+
+
+@dataclass(slots=True)
+class Others:
+    """Share of all cores' time that went to processes other than the one measured."""
+
+    share: float = 0.0
+
+
+def _busy_s(times: Any) -> float:
+    """CPU seconds that were neither idle nor spent waiting."""
+    kinds = ("user", "system", "nice", "irq", "softirq", "steal")
+    return float(sum(getattr(times, kind, 0.0) for kind in kinds))
 
 
 def _serve(kind: type[Engine], file: Path, num_threads: int, max_seqs: int, pipe: Connection) -> None:
