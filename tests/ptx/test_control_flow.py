@@ -37,6 +37,37 @@ loop: add.u32 %t0, %t0, 2; setp.lt.u32 %p0, %t0, {a}; @%p0 bra loop;
     assert run(device, code, [A], np.uint32).tolist() == [max(2, n + n % 2) for n in A.tolist()]
 
 
+def test_lanes_that_continue_early_wait_for_the_others(device: PtxDevice) -> None:
+    """Two ways back to the head of the loop; the counter is the same in all lanes and must be counted once."""
+    code = """mov.u32 %t0, 0; mov.u32 {d}, 0;
+head: add.u32 %t0, %t0, 1; setp.gt.u32 %p0, %t0, 10; @%p0 bra done;
+    add.u32 {d}, {d}, %t0; setp.lt.u32 %p1, {a}, 25; @%p1 bra head;
+    add.u32 {d}, {d}, 100; bra head;
+done:"""
+    assert run(device, code, [A], np.uint32).tolist() == [55 if n < 25 else 1055 for n in A.tolist()]
+
+
+def test_inner_loop_left_to_the_head_of_the_outer_one(device: PtxDevice) -> None:
+    """for i in 1…5: for j in 1…: if j == a % 4 + 1: continue outer; sum += i * j."""
+    code = """mov.u32 %t0, 0; mov.u32 {d}, 0; and.b32 %t2, {a}, 3; add.u32 %t2, %t2, 1;
+outer: add.u32 %t0, %t0, 1; setp.gt.u32 %p0, %t0, 5; @%p0 bra done;
+    mov.u32 %t1, 0;
+inner: add.u32 %t1, %t1, 1; setp.eq.u32 %p1, %t1, %t2; @%p1 bra outer;
+    mad.lo.u32 {d}, %t0, %t1, {d}; bra inner;
+done:"""
+    want = [15 * sum(range(1, n % 4 + 1)) for n in A.tolist()]
+    assert run(device, code, [A], np.uint32).tolist() == want
+
+
+def test_irreducible_loop(device: PtxDevice) -> None:
+    """Odd lanes jump into the middle of the loop."""
+    code = """mov.u32 %t0, 0; mov.u32 {d}, 0; and.b32 %t1, {a}, 1; setp.eq.u32 %p0, %t1, 1; @%p0 bra middle;
+top: add.u32 {d}, {d}, 1;
+middle: add.u32 %t0, %t0, 1; add.u32 {d}, {d}, 10; setp.lt.u32 %p1, %t0, 5; @%p1 bra top;
+done:"""
+    assert run(device, code, [A], np.uint32).tolist() == [54 if n % 2 else 55 for n in A.tolist()]
+
+
 def test_loop_left_through_a_break_and_an_early_exit(device: PtxDevice) -> None:
     text = """
 .visible .entry k(.param .u64 out, .param .u64 src, .param .u32 n) {

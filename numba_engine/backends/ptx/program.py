@@ -417,21 +417,36 @@ def _topological(nodes: set[int], entry: int, blocks: list[BasicBlock]) -> list[
             order.extend(component)
             continue
         inside = set(component)
-        header = entry if entry in inside else _header(inside, nodes, blocks, set(order))
-        order.append(header)
+        entries = _entries(inside, entry, blocks)
+        header = min(entries)
         rest = inside - {header}
-        while rest:
-            start = next((s for s in blocks[header].successors if s in rest), min(rest))
-            reached = [n for n in _topological(rest, start, blocks) if n in rest]
-            order.extend(reached)
-            rest -= set(reached)
+        start = next((s for s in blocks[header].successors if s in rest), min(rest))
+        body = [header, *_topological(rest, start, blocks)]
+        returning = [n for n in body if header in blocks[n].successors]
+        if returning != body[-1:]:
+            body.append(_add_latch(returning, header, blocks))
+        order.extend(body)
     return order
 
 
-def _header(inside: set[int], nodes: set[int], blocks: list[BasicBlock], done: set[int]) -> int:
-    """The block through which a loop is entered (the first in text order should there be several)."""
-    entered = {s for n in done | (nodes - inside) for s in blocks[n].successors if s in inside}
-    return min(entered or inside)
+def _entries(inside: set[int], entry: int, blocks: list[BasicBlock]) -> set[int]:
+    """The blocks of a loop that are jumped to from outside of it; more than one makes it irreducible."""
+    outside = (block for index, block in enumerate(blocks) if index not in inside)
+    return {s for block in outside for s in block.successors if s in inside} | (inside & {entry, 0})
+
+
+def _add_latch(returning: list[int], header: int, blocks: list[BasicBlock]) -> int:
+    """An empty block at the end of a loop through which all go back to its header.
+
+    So lanes that continue early wait there for the others of the same iteration, instead of running ahead.
+    """
+    latch = len(blocks)
+    for index in returning:
+        block = blocks[index]
+        block.targets = tuple(latch if target == header else target for target in block.targets)
+        block.fallthrough = latch if block.fallthrough == header else block.fallthrough
+    blocks.append(BasicBlock(fallthrough=header))
+    return latch
 
 
 def _components(nodes: set[int], entry: int, blocks: list[BasicBlock]) -> list[list[int]]:
@@ -481,11 +496,18 @@ def _inner_successors(node: int, nodes: set[int], blocks: list[BasicBlock]) -> l
 
 
 def _may_spin(blocks: list[BasicBlock]) -> bool:
-    """A loop holds a read that another thread may be meant to answer."""
+    """A loop holds a read that another thread may be meant to answer, or groups of threads meet at counted barriers.
+
+    Irreducible loops are taken for the same: what runs in them need not reconverge.
+    """
+    if any(_is_counted_barrier(instruction) for block in blocks for instruction in block.instructions):
+        return True
     nodes = set(range(len(blocks)))
     for component in _components(nodes, 0, blocks):
         if len(component) == 1 and component[0] not in blocks[component[0]].successors:
             continue
+        if len(_entries(set(component), 0, blocks)) > 1:
+            return True
         for index in component:
             for instruction in blocks[index].instructions:
                 parts = set(instruction.parts)
@@ -496,6 +518,12 @@ def _may_spin(blocks: list[BasicBlock]) -> bool:
                 if instruction.name == "mbarrier" and parts & {"try_wait", "test_wait"}:
                     return True
     return False
+
+
+def _is_counted_barrier(instruction: Instruction) -> bool:
+    if instruction.name not in ("bar", "barrier") or "warp" in instruction.parts:
+        return False
+    return len(instruction.operands) > (3 if "red" in instruction.parts else 1)
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------
