@@ -29,7 +29,7 @@ from numba_engine.backends.ptx.parser import (
     Symbol,
 )
 from numba_engine.backends.ptx.primitives import get
-from numba_engine.backends.ptx.program import BLOCK, THREAD, BasicBlock, Program, is_special, is_sync
+from numba_engine.backends.ptx.program import BLOCK, THREAD, BasicBlock, Program, destinations, is_special, is_sync
 from numba_engine.backends.ptx.semantics.registry import Op, lookup
 
 DTYPES: dict[str, Any] = {
@@ -132,7 +132,10 @@ class Machine:
         """Barrier number → threads of each block that arrived without waiting."""
         self.lanes_run = np.zeros(len(program.blocks), np.int64)
         self.warps_run = np.zeros(len(program.blocks), np.int64)
-        self.blocks = [self._decode(block) for block in program.blocks]
+        self._writes_all = False
+        self.blocks = [
+            self._decode(block, free) for block, free in zip(program.blocks, program.free_writes, strict=True)
+        ]
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
@@ -464,8 +467,8 @@ class Machine:
     def elementwise(self, function: Callable[..., Any], out: np.ndarray, *operands: np.ndarray) -> Op:
         """``function(*operands, out)`` on the lanes that execute."""
         bits = self.bits_of(out)
-        if bits == 0:
-            return lambda mask: function(*operands, out)
+        if bits == 0 or self._writes_all:
+            return _unmasked(function, out, operands)
         temporary = self.scratch(0, bits, out.dtype)
         merge = self._merge(out, temporary)
         if len(operands) == 1:
@@ -512,7 +515,7 @@ class Machine:
 
     def write(self, out: np.ndarray) -> Callable[[Mask, np.ndarray], None]:
         """A function that puts a value computed elsewhere into a register, on the lanes that execute."""
-        bits = self.bits_of(out)
+        bits = 0 if self._writes_all else self.bits_of(out)
 
         def put(mask: Mask, value: np.ndarray) -> None:
             chosen = mask.select(bits)
@@ -539,12 +542,14 @@ class Machine:
 
     # ---- decoding ----------------------------------------------------------------------------------------------------
 
-    def _decode(self, block: BasicBlock) -> DecodedBlock:
+    def _decode(self, block: BasicBlock, free: frozenset[str]) -> DecodedBlock:
         ops: list[Op] = []
         sync = None
         for place, instruction in enumerate(block.instructions):
             if place == 0 and is_sync(instruction):
                 sync = synchronisation(self, instruction)
+            # A guarded instruction keeps the old value of the lanes it skips.
+            self._writes_all = instruction.guard is None and free.issuperset(destinations(instruction))
             op = self.decode(instruction)
             if op is not None:
                 ops.append(op)
@@ -574,6 +579,13 @@ class Machine:
     def unsupported(self, at: Instruction, why: str = "") -> PtxError:
         detail = f"{at.opcode} is not supported" + (f": {why}" if why else "")
         return self.fault(at, "unsupported", detail)
+
+
+def _unmasked(function: Callable[..., Any], out: np.ndarray, operands: tuple[np.ndarray, ...]) -> Op:
+    if len(operands) == 2:
+        a, b = operands
+        return lambda mask: function(a, b, out)
+    return lambda mask: function(*operands, out)
 
 
 def _table(ranges: list[tuple[int, int]]) -> np.ndarray:

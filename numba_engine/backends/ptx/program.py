@@ -96,6 +96,8 @@ class Program:
     bits: dict[str, int]
     slots: dict[str, int]
     """Register → number of its buffer among those of the same width and bits."""
+    free_writes: list[frozenset[str]]
+    """Per block: registers it defines whose elements no waiting lane needs, so that writing all of them does no harm."""
     params: dict[str, tuple[int, Variable]]
     """Kernel parameter → (byte offset, declaration)."""
     param_bytes: int
@@ -119,8 +121,11 @@ def build(module: Module, function: Function, name: str) -> Program:
     flat.add(function, "", {}, {}, 0)
     blocks = _order(_split(flat))
     may_spin = _may_spin(blocks)
-    bits = _shape_bits(blocks, flat.registers, {variable.name for variable in function.params}, may_spin)
+    regions = _regions(blocks)
+    bits = _shape_bits(blocks, flat.registers, {variable.name for variable in function.params}, regions, may_spin)
     _check_defined(blocks, name)
+    live_in = _live_in(blocks)
+    waiting = _waiting(blocks, regions, bits, live_in)
     params, param_bytes = _lay_out(function.params)
     shared_symbols = _used_symbols(blocks)
     shared_variables = [
@@ -137,7 +142,11 @@ def build(module: Module, function: Function, name: str) -> Program:
         blocks=blocks,
         registers=flat.registers,
         bits=bits,
-        slots=_allot(blocks, flat.registers, bits),
+        slots=_allot(blocks, flat.registers, bits, live_in, waiting),
+        free_writes=[
+            frozenset() if may_spin else frozenset(_defined(block) - needed)
+            for block, needed in zip(blocks, waiting, strict=True)
+        ],
         params=params,
         param_bytes=param_bytes,
         shared=shared,
@@ -530,13 +539,16 @@ def _is_counted_barrier(instruction: Instruction) -> bool:
 
 
 def _shape_bits(
-    blocks: list[BasicBlock], registers: dict[str, str], params: set[str], may_spin: bool
+    blocks: list[BasicBlock],
+    registers: dict[str, str],
+    params: set[str],
+    regions: dict[int, Region],
+    may_spin: bool,
 ) -> dict[str, int]:
     if may_spin:
         return dict.fromkeys(registers, BLOCK | THREAD)
     bits = dict.fromkeys(registers, 0)
     control = [0] * len(blocks)
-    regions = _regions(blocks)
     changed = True
     while changed:
         changed = False
@@ -554,12 +566,8 @@ def _shape_bits(
                         bits[name] |= value
                         changed = True
         for index, region in regions.items():
-            end = blocks[index].terminator
-            assert end is not None
-            value = 0
-            for name in sources(end):
-                value |= bits.get(name, _special_bits(name))
-            for member in region:
+            value = _branch_bits(blocks[index], bits)
+            for member in region.members:
                 if control[member] | value != control[member]:
                     control[member] |= value
                     changed = True
@@ -588,8 +596,25 @@ def _special_bits(name: str) -> int:
     return _SPECIAL_BITS.get(name.rsplit(".", 1)[0], 0)
 
 
-def _regions(blocks: list[BasicBlock]) -> dict[int, list[int]]:
-    """Branching block → blocks whose execution it decides while other lanes wait to go on.
+def _branch_bits(block: BasicBlock, bits: dict[str, int]) -> int:
+    """What the decision at the block's end depends on."""
+    assert block.terminator is not None
+    value = 0
+    for name in sources(block.terminator):
+        value |= bits.get(name, _special_bits(name))
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The blocks whose execution a branch decides while other lanes wait, and where all meet again."""
+
+    members: list[int]
+    meeting: int | None
+
+
+def _regions(blocks: list[BasicBlock]) -> dict[int, Region]:
+    """By branching block.
 
     Lanes that only exit never read a register again, so an edge to a bare exit does not count.
     """
@@ -602,7 +627,8 @@ def _regions(blocks: list[BasicBlock]) -> dict[int, list[int]]:
     for index, block in enumerate(blocks):
         if block.terminator is None or len(reduced[index].targets) < 2:
             continue
-        regions[index] = _reachable(reduced, reduced[index].targets, stop=post_dominator[index])
+        meeting = post_dominator[index]
+        regions[index] = Region(_reachable(reduced, reduced[index].targets, stop=meeting), meeting)
     return regions
 
 
@@ -667,10 +693,35 @@ def is_special(name: str) -> bool:
     )
 
 
-def _allot(blocks: list[BasicBlock], registers: dict[str, str], bits: dict[str, int]) -> dict[str, int]:
+def _waiting(
+    blocks: list[BasicBlock], regions: dict[int, Region], bits: dict[str, int], live_in: list[set[str]]
+) -> list[set[str]]:
+    """Per block: the registers that lanes may still need which wait elsewhere while the block runs."""
+    waiting: list[set[str]] = [set() for _ in blocks]
+    for index, region in regions.items():
+        if not _branch_bits(blocks[index], bits):
+            continue
+        needed: set[str] = set()
+        for place in region.members if region.meeting is None else [*region.members, region.meeting]:
+            needed |= live_in[place]
+        for member in region.members:
+            waiting[member] |= needed
+    return waiting
+
+
+def _defined(block: BasicBlock) -> set[str]:
+    return {name for instruction in block.instructions for name in destinations(instruction)}
+
+
+def _allot(
+    blocks: list[BasicBlock],
+    registers: dict[str, str],
+    bits: dict[str, int],
+    live_in: list[set[str]],
+    waiting: list[set[str]],
+) -> dict[str, int]:
     """Linear scan (Poletto & Sarkar 1999): registers that are never live together share a buffer, so that the buffers
     in use stay in cache."""
-    live_in = _live_in(blocks)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
 
@@ -679,8 +730,8 @@ def _allot(blocks: list[BasicBlock], registers: dict[str, str], bits: dict[str, 
         last[name] = max(last.get(name, at), at)
 
     position = 0
-    for block, entering in zip(blocks, live_in, strict=True):
-        for name in entering:
+    for block, entering, needed in zip(blocks, live_in, waiting, strict=True):
+        for name in (*entering, *needed):
             touch(name, position)
         for instruction in block.instructions:
             position += 1
@@ -690,6 +741,8 @@ def _allot(blocks: list[BasicBlock], registers: dict[str, str], bits: dict[str, 
         if block.terminator is not None:
             for name in sources(block.terminator):
                 touch(name, position)
+        for name in needed:
+            touch(name, position)
         for successor in block.successors:
             for name in live_in[successor]:
                 touch(name, position)
