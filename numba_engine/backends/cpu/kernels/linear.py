@@ -8,8 +8,8 @@ dot, weights as unsigned bytes, their zero point put right by starting at -zero 
 
     acc = fma(d_w, float(dot) * d_x, acc);   Q4_1 also: acc = fma(m_w, d_x * sum(q_x), acc)
 
-Otherwise float32: value k goes by fma to accumulator k mod 4 (a tail of in_features mod 4 to the first), and the
-result is (a0 + a1) + (a2 + a3). Neither order depends on R, on tiling or on threads.
+Otherwise float32: value k goes by fma to accumulator k mod 2 (a tail of in_features mod 4 to the first), and the
+result is their sum. Neither order depends on R, on tiling or on threads.
 
 Bytes moved: the weights once, x and out once (x from L2 for each group when R is large).
 """
@@ -61,9 +61,8 @@ KERNEL, WEIGHTS, GROUP_BYTES, SCALE_BYTES, NUM_ROWS, FIRST_ROW, TAKES_INT8 = ran
 @functools.cache
 def linear_kernel(format: StorageFormat, int8_activations: bool, isa: InstructionSet) -> int:
     """Address of the kernel for weights of this format. ``isa`` matters to int8 activations only."""
-    tiles = {n: _tile(format, int8_activations, isa, n) for n in ((8, 4, 2, 1) if int8_activations else (4, 2, 1))}
-    large, tile4, tile2, tile1 = tiles.get(8, tiles[4]), tiles[4], tiles[2], tiles[1]
-    largest = max(tiles)
+    tiles = {n: _tile(format, int8_activations, isa, n) for n in (8, 4, 2, 1)}
+    tile8, tile4, tile2, tile1 = (tiles[n] for n in (8, 4, 2, 1))
 
     def linear_groups(begin: int, end: int, args: int) -> None:
         in_features, num_rows, r = load_i64(args, _IN_FEATURES), load_i64(args, _NUM_ROWS), load_i64(args, _R)
@@ -78,11 +77,11 @@ def linear_kernel(format: StorageFormat, int8_activations: bool, isa: Instructio
             out = load_i64(args, _OUT) + row * 4
             group_bias = bias + row * 4 if bias else 0
             left = r
-            while left >= largest:
-                large(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
-                x += largest * x_stride
-                out += largest * out_stride
-                left -= largest
+            while left >= 8:
+                tile8(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
+                x += 8 * x_stride
+                out += 8 * out_stride
+                left -= 8
             if left >= 4:
                 tile4(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
                 x += 4 * x_stride
@@ -274,10 +273,10 @@ def _dequantized_dots(
 ) -> list[ir.Value]:
     b = e.b
     quants = e.at(weights, scale_bytes)
-    accumulators = [_accumulators(e, 4) for _ in xs]
+    accumulators = [_accumulators(e, 2) for _ in xs]
     with e.loop(b.lshr(in_features, e.integer(5))) as block:
         d, m = _scales(e, format, weights, block)
-        sums = [[b.load(a) for a in four] for four in accumulators]
+        sums = [[b.load(a) for a in two] for two in accumulators]
         quarters = _unsigned_bytes(e, format, e.at(quants, block, QUANT_BYTES[format] * LANES))
         for k, quarter in enumerate(quarters):
             words = b.bitcast(quarter, vi32)
@@ -287,27 +286,27 @@ def _dequantized_dots(
                 value = b.fmul(d, q)
                 if m is not None:
                     value = b.fadd(value, m)
-                for x, four in zip(xs, sums, strict=True):
+                for x, two in zip(xs, sums, strict=True):
                     element = e.load(e.at(e.at(x, block, 128), 4 * (4 * k + j)), f32, 4)
-                    four[j] = e.fma(value, e.splat(element), four[j])
-        for four, places in zip(sums, accumulators, strict=True):
-            for value, place in zip(four, places, strict=True):
+                    two[j % 2] = e.fma(value, e.splat(element), two[j % 2])
+        for two, places in zip(sums, accumulators, strict=True):
+            for value, place in zip(two, places, strict=True):
                 b.store(value, place)
-    return [_sum4(b, [b.load(a) for a in four]) for four in accumulators]
+    return [b.fadd(b.load(even), b.load(odd)) for even, odd in accumulators]
 
 
 def _float_dots(
     e: Emitter, format: StorageFormat, weights: ir.Value, in_features: ir.Value, xs: list[ir.Value]
 ) -> list[ir.Value]:
     b = e.b
-    accumulators = [_accumulators(e, 4) for _ in xs]
+    accumulators = [_accumulators(e, 2) for _ in xs]
     width = format.block_bytes * LANES
 
-    def step(k: ir.Value, j: int, four_of_each: list[list[ir.Value]]) -> None:
+    def step(k: ir.Value, j: int, two_of_each: list[list[ir.Value]]) -> None:
         value = _widened(e, format, e.at(e.at(weights, k, width), j * width))
-        for x, four in zip(xs, four_of_each, strict=True):
+        for x, two in zip(xs, two_of_each, strict=True):
             element = e.load(e.at(e.at(x, k, 4), 4 * j), f32, 4)
-            b.store(e.fma(value, e.splat(element), b.load(four[j])), four[j])
+            b.store(e.fma(value, e.splat(element), b.load(two[j % 2])), two[j % 2])
 
     quads = b.lshr(in_features, e.integer(2))
     with e.loop(quads) as quad:
@@ -315,7 +314,7 @@ def _float_dots(
             step(b.shl(quad, e.integer(2)), j, accumulators)
     with e.loop(b.and_(in_features, e.integer(3))) as tail:
         step(b.add(b.shl(quads, e.integer(2)), tail), 0, accumulators)
-    return [_sum4(b, [b.load(a) for a in four]) for four in accumulators]
+    return [b.fadd(b.load(even), b.load(odd)) for even, odd in accumulators]
 
 
 def _widened(e: Emitter, format: StorageFormat, address: ir.Value) -> ir.Value:
@@ -325,7 +324,3 @@ def _widened(e: Emitter, format: StorageFormat, address: ir.Value) -> ir.Value:
     if format is StorageFormat.F16:
         return b.fpext(e.load(address, vf16, 32), vf32)
     return b.bitcast(b.shl(b.zext(e.load(address, vi16, 32), vi32), e.const(vi32, 16)), vf32)
-
-
-def _sum4(b: ir.IRBuilder, four: list[ir.Value]) -> ir.Value:
-    return b.fadd(b.fadd(four[0], four[1]), b.fadd(four[2], four[3]))
