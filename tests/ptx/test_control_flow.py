@@ -59,6 +59,16 @@ done:"""
     assert run(device, code, [A], np.uint32).tolist() == want
 
 
+def test_a_value_waits_behind_the_loop_while_others_loop_on(device: PtxDevice) -> None:
+    """%t2 is computed last in a round and read behind the loop; a temporary of the next round must not take its place."""
+    code = """mov.u32 %t0, 0; mov.u32 %t3, 0;
+head: mul.lo.u32 %t1, %t0, {a}; add.u32 %t3, %t3, %t1; add.u32 %t0, %t0, 1;
+    add.u32 %t2, %t3, 5; setp.lt.u32 %p0, %t0, {a}; @%p0 bra head;
+    add.u32 {d}, %t2, %t3;"""
+    want = [2 * sum(i * n for i in range(max(n, 1))) + 5 for n in A.tolist()]
+    assert run(device, code, [A], np.uint32).tolist() == want
+
+
 def test_irreducible_loop(device: PtxDevice) -> None:
     """Odd lanes jump into the middle of the loop."""
     code = """mov.u32 %t0, 0; mov.u32 {d}, 0; and.b32 %t1, {a}, 1; setp.eq.u32 %p0, %t1, 1; @%p0 bra middle;
