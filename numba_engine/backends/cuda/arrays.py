@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,12 @@ from numba_engine.backends.cuda.device import Device, DeviceArray
 
 
 class _Memory:
-    """Owns an allocation; freed with the last array that views it."""
+    """Owns an allocation; freed with the last array that views it, unless the process is ending."""
 
-    __slots__ = ("_array", "_device")
+    __slots__ = ("__weakref__",)
 
     def __init__(self, device: Device, array: DeviceArray) -> None:
-        self._device = device
-        self._array = array
-
-    def __del__(self) -> None:
-        self._device.free(self._array)
+        weakref.finalize(self, device.free, array).atexit = False
 
 
 class CudaArray:

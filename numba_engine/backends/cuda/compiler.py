@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.metadata
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import platformdirs
 from numba import cuda
 from numba.cuda.types import void
 
@@ -39,13 +45,65 @@ class CompiledKernel:
 
 @cache
 def compile_kernel(kernel: Kernel, cc: tuple[int, int]) -> CompiledKernel:
-    """Compile for a compute capability such as (9, 0). About 0.1 s, kept for the life of the process."""
+    """Compile for a compute capability such as (9, 0).
+
+    Takes 0.1 to 5 s, so the project's own kernels are kept in the user's cache folder, by all that the PTX depends on.
+    """
+    stored = _stored(kernel, cc)
+    ptx = _read(stored) or _compile(kernel, cc)
+    _write(stored, ptx)
+    return CompiledKernel(kernel.name, cc, ptx, _entry(ptx))
+
+
+def _compile(kernel: Kernel, cc: tuple[int, int]) -> str:
     signature = void(*kernel.arguments)
     ptx, _ = cuda.compile(kernel.function, signature, device=False, cc=cc, abi="numba", output="ptx")
-    return CompiledKernel(kernel.name, cc, ptx, _entry(ptx))
+    return str(ptx)
 
 
 def _entry(ptx: str) -> str:
     match = re.search(r"\.entry\s+([\w$]+)", ptx)
     assert match, "numba emits one entry a kernel"
     return match[1]
+
+
+# ---- the cache folder ------------------------------------------------------------------------------------------------
+
+
+def _stored(kernel: Kernel, cc: tuple[int, int]) -> Path | None:
+    if not kernel.function.__module__.startswith("numba_engine."):
+        return None  # a test's kernel: its name says nothing about its source
+    folder = Path(platformdirs.user_cache_dir("numba-engine")) / "ptx" / _compiler_and_sources()
+    return folder / f"{kernel.name}_sm_{cc[0]}{cc[1]}.ptx"
+
+
+@cache
+def _compiler_and_sources() -> str:
+    """A hash of the compiler's version and of every file a kernel can be made of."""
+    digest = hashlib.sha256()
+    for package in ("numba-cuda", "numba", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _read(stored: Path | None) -> str | None:
+    if stored is None:
+        return None
+    try:
+        return stored.read_text()
+    except OSError:
+        return None
+
+
+def _write(stored: Path | None, ptx: str) -> None:
+    """Whole or not at all, and not at all where the folder cannot be written."""
+    if stored is None or stored.exists():
+        return
+    with contextlib.suppress(OSError):
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        partial = stored.with_suffix(f".{os.getpid()}")
+        partial.write_text(ptx)
+        partial.replace(stored)

@@ -19,13 +19,13 @@ Reads must not collide in the banks: the float formats give neighbouring lanes n
 format owns a whole block, 128 bytes from its neighbour's, so the quads of block B are stored XOR-ed: quad j at place
 j ^ (B % 8); 8 lanes reading "their quad j" then touch 8 different bank groups, and so do the 8 writers of one block.
 
-Integers to floats without conversions (which run at half rate or less): a 4-bit q is masked into the mantissa of 16,
+Integers to floats without conversions (they run at half rate or less): a 4-bit q is masked into the mantissa of 16,
 bits 19 … 22, which makes 16 + q; 16 goes with the offset. A byte is permuted under the exponent of 2^23 and that
 subtracted again, exactly. Two instructions and an FMA a weight.
 
-One order of summation. ``num_rows`` only chooses how many columns of x (1, 2, 4 or 8) a lane keeps in registers, and how
-many times the grid repeats: each output is the same FMAs in the same order whatever the batch. So a request's tokens do
-not depend on what runs beside it.
+One order of summation. ``num_rows`` only chooses how many columns of x (1, 2, 4 or 8) a lane keeps in registers, and
+how many times the grid repeats: each output is the same FMAs in the same order whatever the batch. So a request's
+tokens do not depend on what runs beside it.
 
 Bytes moved: every weight byte once per ``columns`` rows of x (from DRAM once: the grid's repeats meet in L2);
 x once a block, out once.

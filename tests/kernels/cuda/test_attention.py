@@ -1,0 +1,143 @@
+"""attention: groups, head sizes, block and segment borders, windows, chunks of a prompt; the same bits everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from numba_engine.backends.base import AttentionShape, Batch, KVCacheLayer
+from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.cuda.kernels.attention import SEGMENT
+from numba_engine.config import KVCacheDtype
+from numba_engine.errors import BackendUnavailableError
+from tests.kernels.cuda.conftest import backend_on, filled, nmse, normal
+from tests.reference import ops as reference
+
+
+class Case:
+    """Sequences of (query_len, context_len) over a cache of shuffled blocks; slots that nobody wrote hold NaN."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        shape: AttentionShape,
+        sequences: list[tuple[int, int]],
+        kv_dtype: str = "float32",
+        block_size: int = 16,
+    ) -> None:
+        self.shape, self.sequences = shape, sequences
+        needed = [-(-context // block_size) for _, context in sequences]
+        order = iter(rng.permutation(sum(needed)).tolist())
+        self.tables = np.zeros((len(sequences), max(needed) + 1), dtype=np.int32)
+        size = (sum(needed), shape.num_kv_heads, block_size, shape.head_dim)
+        self.k, self.v = (normal(rng, *size).astype(kv_dtype) for _ in range(2))
+        for table, count, (_, context) in zip(self.tables, needed, sequences, strict=True):
+            table[:count] = [next(order) for _ in range(count)]
+            for cache in (self.k, self.v):
+                cache[table[count - 1], :, (context - 1) % block_size + 1 :] = np.nan
+        self.cu_seqlens_q = np.concatenate([[0], np.cumsum([q for q, _ in sequences])]).astype(np.int32)
+        self.context_lens = np.array([context for _, context in sequences], dtype=np.int32)
+        width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        self.qkv = normal(rng, int(self.cu_seqlens_q[-1]), width)
+
+    def expected(self) -> np.ndarray:
+        shape = self.shape
+        return reference.attention(
+            self.qkv,
+            np.nan_to_num(self.k),
+            np.nan_to_num(self.v),
+            self.cu_seqlens_q,
+            self.context_lens,
+            self.tables,
+            shape.num_heads,
+            shape.scale,
+            shape.sliding_window,
+        )
+
+    def run(self, backend: CudaBackend, only: tuple[int, int] | None = None) -> np.ndarray:
+        """All rows in one batch, or ``only`` (sequence, row of it) as one step of decode."""
+        qkv, tables, context_lens, cu_seqlens_q = self.qkv, self.tables, self.context_lens, self.cu_seqlens_q
+        if only is not None:
+            s, row = only
+            left = self.sequences[s][0] - 1 - row
+            qkv = qkv[cu_seqlens_q[s] + row :][:1]
+            tables, context_lens = tables[s : s + 1], context_lens[s : s + 1] - np.int32(left)
+            cu_seqlens_q = np.array([0, 1], dtype=np.int32)
+        nothing = backend.upload(np.zeros(1, dtype=np.int32))
+        batch = Batch(
+            token_ids=nothing,
+            positions=nothing,
+            slot_mapping=nothing,
+            cu_seqlens_q=backend.upload(cu_seqlens_q),
+            context_lens=backend.upload(context_lens),
+            block_tables=backend.upload(tables),
+            logit_rows=nothing,
+            num_tokens=len(qkv),
+            num_seqs=len(context_lens),
+            num_logits=0,
+            max_query_len=int(np.diff(cu_seqlens_q).max()),
+            max_context_len=int(context_lens.max()),
+        )
+        out = filled(backend, len(qkv), self.shape.num_heads * self.shape.head_dim)
+        cache = KVCacheLayer(backend.upload(self.k), backend.upload(self.v))
+        backend.attention(out, backend.upload(qkv), cache, batch, self.shape)
+        return backend.download(out)
+
+
+BORDERS = [(1, 1), (1, 15), (1, 16), (1, 17), (1, SEGMENT - 1), (1, SEGMENT), (1, SEGMENT + 1), (1, 3 * SEGMENT + 7)]
+MIXED = [(7, 7), (1, 33), (5, 260), (33, 257)]
+
+
+@pytest.mark.parametrize("sequences", [BORDERS, MIXED], ids=["decode", "mixed"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 64), (4, 4, 80), (4, 1, 128)])
+def test_equals_the_reference(
+    device: str,
+    rng: np.random.Generator,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    kv_dtype: KVCacheDtype,
+    sequences: list[tuple[int, int]],
+) -> None:
+    case = Case(rng, AttentionShape(heads, kv_heads, head_dim, 1e-5, None), sequences, kv_dtype)
+    assert nmse(case.run(backend_on(device, kv_dtype)), case.expected()) < 1e-11
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(3, 3, 32), (16, 1, 64), (2, 1, 256), (1, 1, 8)])
+def test_other_groups_and_head_sizes(
+    backend: CudaBackend, rng: np.random.Generator, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    case = Case(rng, AttentionShape(heads, kv_heads, head_dim, 1e-5, None), [(3, 40), (1, 270)], block_size=8)
+    assert nmse(case.run(backend), case.expected()) < 1e-11
+
+
+@pytest.mark.parametrize("window", [1, 16, 33, 300])
+def test_a_window_hides_what_is_older(backend: CudaBackend, rng: np.random.Generator, window: int) -> None:
+    shape = AttentionShape(6, 2, 64, 1e-5, window)
+    for sequences in ([(1, 600), (1, 20)], [(9, 530), (40, 40)]):
+        case = Case(rng, shape, sequences)
+        assert nmse(case.run(backend), case.expected()) < 1e-11
+
+
+def test_a_row_is_the_same_bits_in_prefill_and_in_decode(backend: CudaBackend, rng: np.random.Generator) -> None:
+    """In decode the context is split over blocks and merged; in prefill one block walks it."""
+    case = Case(rng, AttentionShape(6, 2, 64, 1e-5, None), [(20, 20), (9, 600)])
+    together = case.run(backend)
+    for s, row in [(0, 0), (0, 13), (1, 0), (1, 8)]:
+        np.testing.assert_array_equal(case.run(backend, (s, row))[0], together[case.cu_seqlens_q[s] + row])
+
+
+def test_large_scores_do_not_overflow(backend: CudaBackend, rng: np.random.Generator) -> None:
+    case = Case(rng, AttentionShape(2, 1, 64, 1e-5, None), [(1, 300)])
+    case.qkv *= np.float32(100)
+    assert nmse(case.run(backend), case.expected()) < 1e-8
+
+
+def test_a_head_size_it_cannot_take_is_refused(backend: CudaBackend, rng: np.random.Generator) -> None:
+    case = Case(rng, AttentionShape(2, 1, 64, 1e-5, None), [(1, 3)])
+    case.shape = replace(case.shape, head_dim=264)
+    with pytest.raises(BackendUnavailableError, match="264"):
+        case.run(backend)

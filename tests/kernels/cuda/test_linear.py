@@ -1,0 +1,93 @@
+"""linear and linear_add: every format, awkward shapes, stacked segments, and the same bits in any batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.cuda.kernels.packing import lanes_for, pack
+from numba_engine.errors import BackendUnavailableError
+from numba_engine.storage import StorageFormat, StoredTensor, dequantize, quantize
+from tests.kernels.cuda.conftest import filled, nmse, normal
+from tests.reference import ops as reference
+
+FORMATS = list(StorageFormat)
+SHAPES = [(1, 32), (7, 96), (33, 576), (257, 160), (12, 4352)]  # out_features, in_features
+FLOAT_SHAPES = [(1, 4), (7, 36), (33, 260), (257, 64), (12, 4100)]
+
+
+def matrix(rng: np.random.Generator, format: StorageFormat, rows: int, columns: int) -> StoredTensor:
+    return quantize("w", normal(rng, rows, columns), format)
+
+
+def run(backend: CudaBackend, tensors: list[StoredTensor], x: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    weight = backend.load_weight("w", tensors)
+    out = filled(backend, len(x), weight.shape[0])
+    backend.linear(out, backend.upload(x), weight, None if bias is None else backend.upload(bias))
+    return backend.download(out)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 7])
+@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.label)
+def test_equals_the_reference(
+    backend: CudaBackend, rng: np.random.Generator, format: StorageFormat, num_tokens: int
+) -> None:
+    for rows, columns in SHAPES if format.is_quantized else FLOAT_SHAPES:
+        tensor, x, bias = matrix(rng, format, rows, columns), normal(rng, num_tokens, columns), normal(rng, rows)
+        expected = reference.linear(x, dequantize(tensor), bias)
+        assert nmse(run(backend, [tensor], x, bias), expected) < 1e-11
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.label)
+def test_a_row_is_the_same_bits_in_any_batch(
+    backend: CudaBackend, rng: np.random.Generator, format: StorageFormat
+) -> None:
+    tensor, x = matrix(rng, format, 33, 4352), normal(rng, 33, 4352)
+    together = run(backend, [tensor], x)
+    for rows in (slice(0, 1), slice(5, 7), slice(13, 16)):
+        np.testing.assert_array_equal(run(backend, [tensor], x[rows]), together[rows])
+
+
+@pytest.mark.parametrize("format", [f for f in FORMATS if f.is_quantized], ids=lambda f: f.label)
+def test_integers_are_exact(backend: CudaBackend, format: StorageFormat) -> None:
+    """With one column of x at 1 and all others 0, an output is one weight, rounded once."""
+    rng = np.random.default_rng(1)
+    tensor = matrix(rng, format, 5, 128)
+    expected = dequantize(tensor)
+    out = run(backend, [tensor], np.eye(128, dtype=np.float32)[[0, 31, 32, 77, 127]])
+    np.testing.assert_allclose(out, expected[:, [0, 31, 32, 77, 127]].T, rtol=3e-7, atol=2e-7)
+
+
+def test_linear_add_adds_and_parts_of_other_formats_stack(backend: CudaBackend, rng: np.random.Generator) -> None:
+    formats = (StorageFormat.Q4_1, StorageFormat.Q8_0, StorageFormat.Q8_0, StorageFormat.F16)
+    tensors = [matrix(rng, format, rows, 64) for format, rows in zip(formats, (5, 3, 8, 9), strict=True)]
+    x, residual = normal(rng, 3, 64), normal(rng, 3, 25)
+    weight = backend.load_weight("w", tensors)
+    assert [segment.num_rows for segment in weight.segments] == [5, 11, 9]
+    out = backend.upload(residual)
+    backend.linear_add(out, backend.upload(x), weight)
+    expected = residual + reference.linear(x, np.concatenate([dequantize(tensor) for tensor in tensors]))
+    assert nmse(backend.download(out), expected) < 1e-11
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.label)
+def test_packing_keeps_every_byte_and_pads_only_odd_shapes(format: StorageFormat) -> None:
+    rng = np.random.default_rng(0)
+    tensor = matrix(rng, format, 8, 4096)
+    packed = pack(format, tensor.data, 4096)
+    assert packed.nbytes == tensor.nbytes
+    if not format.is_quantized:
+        assert sorted(packed.view(np.uint8)) == sorted(tensor.data.reshape(-1))
+
+
+def test_few_lanes_idle_in_narrow_matrices() -> None:
+    assert lanes_for(StorageFormat.Q4_0, 4096) == 32
+    assert lanes_for(StorageFormat.Q4_0, 11008) == 32
+    assert lanes_for(StorageFormat.Q4_1, 1536) == 8
+    assert lanes_for(StorageFormat.Q4_1, 576) == 16
+
+
+def test_columns_that_are_no_multiple_of_4_are_refused(backend: CudaBackend, rng: np.random.Generator) -> None:
+    with pytest.raises(BackendUnavailableError, match="33 columns"):
+        backend.load_weight("w", [matrix(rng, StorageFormat.F32, 4, 33)])

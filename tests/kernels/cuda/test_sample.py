@@ -1,0 +1,122 @@
+"""sample: the reference's choice, token for token; log-probabilities; and no trace left for the next step."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from numba_engine.backends.base import Sampled, SamplingBatch
+from numba_engine.backends.cuda.backend import CudaBackend
+from tests.kernels.cuda.conftest import normal
+from tests.reference import sampling as reference
+from tests.reference.sampling import Row, batch_of
+
+VOCAB = 1003
+
+
+def choose(backend: CudaBackend, logits: np.ndarray, rows: list[Row], num_top_logprobs: int = -1) -> Sampled:
+    batch = batch_of(rows, num_top_logprobs)
+    arrays = {f.name: getattr(batch, f.name) for f in fields(SamplingBatch)}
+    uploaded = {name: backend.upload(a) for name, a in arrays.items() if isinstance(a, np.ndarray)}
+    return backend.sample(backend.upload(logits), replace(batch, **uploaded))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 50.0},
+        {"top_k": 1},
+        {"top_k": 40},
+        {"top_k": VOCAB},
+        {"top_p": 0.05},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        {"temperature": 1.7, "top_k": 300, "top_p": 0.8, "min_p": 0.02},
+        {"repetition_penalty": 1.3, "prompt": [1, 2, 3, 3], "output": [4, 4, 1]},
+        {"presence_penalty": 1.5, "frequency_penalty": -0.7, "prompt": [9], "output": [5, 5, 5, 6], "top_p": 0.95},
+        {"bias": {0: 8.5, 7: -100.0, VOCAB - 1: 8.0}},
+        {"temperature": 0.0, "repetition_penalty": 5.0, "frequency_penalty": 2.0, "output": list(range(0, VOCAB, 2))},
+    ],
+    ids=lambda p: "-".join(p) or "plain",
+)
+def test_chooses_what_the_reference_chooses(
+    backend: CudaBackend, rng: np.random.Generator, parameters: dict[str, object]
+) -> None:
+    rows = [Row(**parameters, seed=int(seed), output_index=i) for i, seed in enumerate(rng.integers(0, 2**63, 30))]  # type: ignore[arg-type]
+    rows[0].seed, rows[1].output_index = 2**64 - 1, 2**32 - 1
+    logits = normal(rng, len(rows), VOCAB) * np.float32(3)
+    logits[::3] = np.round(logits[::3])  # many ties
+    expected = [reference.sample(x, row) for x, row in zip(logits, rows, strict=True)]
+    assert choose(backend, logits, rows).token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 4, 33, 257, 2048, 5000])
+def test_vocabularies_of_any_size(backend: CudaBackend, rng: np.random.Generator, vocab: int) -> None:
+    rows = [Row(seed=i, top_k=max(1, vocab // 2), top_p=0.7) for i in range(4)]
+    logits = normal(rng, 4, vocab)
+    expected = [reference.sample(x, row) for x, row in zip(logits, rows, strict=True)]
+    assert choose(backend, logits, rows).token_ids.tolist() == expected
+
+
+def test_rows_do_not_depend_on_each_other(backend: CudaBackend, rng: np.random.Generator) -> None:
+    rows = [Row(seed=i, temperature=0.0 if i % 2 else 1.0, top_p=0.9 if i % 3 else 1.0) for i in range(6)]
+    logits = normal(rng, 6, 257)
+    together = choose(backend, logits, rows).token_ids
+    for i in (0, 3, 5):
+        assert choose(backend, logits[i : i + 1], rows[i : i + 1]).token_ids[0] == together[i]
+
+
+def test_exponentials_near_both_ends(backend: CudaBackend) -> None:
+    """Equal logits, so that the draw alone decides: all of 4000 uniform numbers are compared."""
+    logits = np.zeros((40, 4000), dtype=np.float32)
+    rows = [Row(seed=i) for i in range(40)]
+    assert choose(backend, logits, rows).token_ids.tolist() == [reference.sample(logits[0], row) for row in rows]
+
+
+def test_logprobs_are_of_the_raw_logits(backend: CudaBackend, rng: np.random.Generator) -> None:
+    logits = normal(rng, 3, VOCAB) * np.float32(3)
+    logits[1] = np.round(logits[1])
+    best = [int(np.argmax(row)) for row in logits]
+    rows = [
+        Row(temperature=0, repetition_penalty=1.01, output=[best[0]]),
+        Row(temperature=0),
+        Row(temperature=0, bias={best[2]: 3.0, 5: 1.0}),
+    ]
+    sampled = choose(backend, logits, rows, num_top_logprobs=7)
+    expected = np.stack([reference.log_softmax(row) for row in logits])
+    order = np.argsort(-expected, axis=1, kind="stable")[:, :7]
+    assert sampled.logprobs is not None
+    assert sampled.top_token_ids is not None
+    chosen = expected[np.arange(3), sampled.token_ids]
+    np.testing.assert_allclose(sampled.logprobs, chosen, atol=5e-6)
+    np.testing.assert_array_equal(sampled.top_token_ids, order)
+    np.testing.assert_allclose(sampled.top_logprobs, np.take_along_axis(expected, order, axis=1), atol=5e-6)
+
+
+def test_no_top_tokens_but_the_logprob(backend: CudaBackend, rng: np.random.Generator) -> None:
+    sampled = choose(backend, normal(rng, 2, 33), [Row(seed=1), Row(seed=2)], num_top_logprobs=0)
+    assert sampled.logprobs is not None
+    assert (sampled.logprobs < 0).all()
+    assert sampled.top_token_ids is not None
+    assert sampled.top_token_ids.shape == (2, 0)
+
+
+def test_penalties_leave_no_trace_for_the_next_step(backend: CudaBackend, rng: np.random.Generator) -> None:
+    logits = normal(rng, 1, VOCAB)
+    heavy = Row(temperature=0, repetition_penalty=10, output=list(range(VOCAB)))
+    for row in (heavy, Row(temperature=0, repetition_penalty=1.01, output=[3]), heavy):
+        assert choose(backend, logits, [row]).token_ids[0] == reference.sample(logits[0], row)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers(backend: CudaBackend, temperature: float) -> None:
+    nan, inf = np.nan, np.inf
+    logits = np.array([[nan, 1, nan, 0.5], [-inf, nan, -inf, -inf], [0, inf, inf, nan], [nan] * 4], dtype=np.float32)
+    rows = [Row(temperature=temperature, seed=i, top_p=0.9) for i in range(4)]
+    expected = [reference.sample(x, row) for x, row in zip(logits, rows, strict=True)]
+    assert choose(backend, logits, rows).token_ids.tolist() == expected
