@@ -251,13 +251,14 @@ class LLM:
 
     # ---- profile ---------------------------------------------------------------------------------------------------
 
-    def start_profile(self, *, fusion: bool = True) -> None:
+    def start_profile(self, *, fusion: bool = True, recorder: type[Recorder] = Recorder) -> None:
         """Measure every step from now on until ``stop_profile``. Looking changes no token.
 
-        ``fusion=False`` runs the textbook ops one by one, so that each of them shows.
+        ``fusion=False`` runs the textbook ops one by one, so that each of them shows. A ``recorder`` that looks closer
+        says more in each ``StepProfile``.
         """
         assert self._recorder is None, "one profile at a time"
-        self._recorder = self._ops = Recorder(self._backend, fusion=fusion)
+        self._recorder = self._ops = recorder(self._backend, fusion=fusion)
         self._profiled_steps = []
 
     def take_step_profile(self) -> StepProfile | None:

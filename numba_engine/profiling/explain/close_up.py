@@ -1,0 +1,176 @@
+"""CloseUp: a recorder that keeps every call of a step by itself, and the logits that the sampler was given."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from numba_engine.backends.base import Array, Backend, Batch, LayerWeights, Sampled, SamplingBatch, Weight
+from numba_engine.profiling.recorder import Recorder, op_profile
+from numba_engine.profiling.report import OpProfile, StepProfile
+from numba_engine.profiling.traffic import FORMULAS
+
+_REPETITIONS = 20
+_CACHEABLE_BYTES = 4 << 20
+"""Weights of about this size stay in the caches of today's CPUs from one call to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight matrix ``[out_features, in_features]``."""
+
+    name: str
+    shape: tuple[int, int]
+    formats: tuple[str, ...]
+    """Storage formats of its rows, in order."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamedShape:
+    """An array that goes into an op or comes out of it."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallProfile:
+    """One call of an op or a phase."""
+
+    op: OpProfile
+    matrix: Matrix | None
+    inputs: NamedShape
+    outputs: NamedShape
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedCall:
+    """One call of the step made again and again with the same arguments, so that its weights lie in the caches."""
+
+    call: CallProfile
+    """As it was in the step."""
+    repeated_time_s: float
+    """The fastest of the repetitions."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CloseUpStep(StepProfile):
+    """One step, call by call."""
+
+    calls: tuple[CallProfile, ...] = ()
+    """In order."""
+    logits: np.ndarray | None = None
+    """Host copy [L, vocab] float32, as the model gave them; None if no token was drawn."""
+    repeated: RepeatedCall | None = None
+    """None where ops run on a device of their own."""
+
+
+class CloseUp(Recorder):
+    """A recorder whose steps are :class:`CloseUpStep`."""
+
+    _logits: np.ndarray | None = None
+    _copying_s = 0.0
+
+    def take_step(self, **of_the_step: Any) -> CloseUpStep:
+        """As the recorder's. One call is repeated, now that the step's time is taken."""
+        calls = self._calls_one_by_one()
+        index = self._call_to_repeat(calls)
+        repeated = None if index is None else RepeatedCall(calls[index], self._fastest_repetition(index))
+        step = super().take_step(**of_the_step)
+        values = {field.name: getattr(step, field.name) for field in fields(StepProfile)}
+        values["overhead_s"] += self._copying_s
+        logits, self._logits, self._copying_s = self._logits, None, 0.0
+        return CloseUpStep(**values, calls=calls, logits=logits, repeated=repeated)
+
+    def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:
+        start = self._clock()
+        self._logits = self.inner.download(logits)  # before the sampler consumes them
+        self._copying_s += self._clock() - start
+        return super().sample(logits, sampling)
+
+    def _calls_one_by_one(self) -> tuple[CallProfile, ...]:
+        on_host: dict[int, Batch] = {}
+        profiles = []
+        for name, args, start, end in self._calls:
+            host_args = [self._lengths_on_host(arg, on_host) if isinstance(arg, Batch) else arg for arg in args]
+            op = op_profile(name, 1, max(end - start - self._inside_s, 0.0), FORMULAS[name](*host_args))
+            inputs, outputs = _ENDS[name]
+            profiles.append(CallProfile(op, _matrix(name, args), _named(inputs, args), _named(outputs, args)))
+        return tuple(profiles)
+
+    def _call_to_repeat(self, calls: tuple[CallProfile, ...]) -> int | None:
+        """The call of a layer that streams most, of those that fit into caches; else the one that streams least."""
+        if self.inner.num_threads == 0:
+            return None
+        # These overwrite what they write; linear_add would add to the residual each time.
+        harmless = [i for i, call in enumerate(calls) if call.matrix and call.op.name in _REPEATABLE]
+
+        def fit(i: int) -> tuple[bool, int]:
+            nbytes = calls[i].op.weight_bytes
+            return nbytes <= _CACHEABLE_BYTES, nbytes if nbytes <= _CACHEABLE_BYTES else -nbytes
+
+        # One of the middle layers, of several that are as good: the first follows the embedding's cold start.
+        best = max(harmless, key=fit, default=None)
+        if best is None:
+            return None
+        equals = [i for i in harmless if fit(i) == fit(best)]
+        return equals[len(equals) // 2]
+
+    def _fastest_repetition(self, index: int) -> float:
+        name, args, _, _ = self._calls[index]
+        op = getattr(self.inner, name)
+        fastest = math.inf
+        for _ in range(_REPETITIONS):
+            start = self._clock()
+            op(*args)
+            fastest = min(fastest, self._clock() - start)
+        return max(fastest - self._inside_s, 0.0)
+
+
+_REPEATABLE = ("norm_qkv_rope_store", "norm_gate_up_silu", "linear")
+
+_MATRIX_OF_LAYER = MappingProxyType({"norm_qkv_rope_store": "qkv_proj", "norm_gate_up_silu": "gate_up_proj"})
+
+_ENDS: MappingProxyType[str, tuple[tuple[str, int], tuple[str, int]]] = MappingProxyType(
+    {
+        "embedding": (("token ids", 1), ("residual", 0)),
+        "rms_norm": (("x", 1), ("normed", 0)),
+        "linear": (("x", 1), ("y", 0)),
+        "linear_add": (("x", 1), ("residual", 0)),
+        "rope": (("qkv", 0), ("qkv", 0)),
+        "head_norm": (("qkv", 0), ("qkv", 0)),
+        "store_kv": (("qkv", 1), ("slots", 2)),
+        "attention": (("qkv", 1), ("attn_out", 0)),
+        "silu_and_mul": (("gate_up", 1), ("mlp_out", 0)),
+        "gather_rows": (("residual", 1), ("last", 0)),
+        "sample": (("logits", 0), ("logits", 0)),
+        "norm_qkv_rope_store": (("residual", 2), ("qkv", 0)),
+        "norm_gate_up_silu": (("residual", 3), ("mlp_out", 0)),
+        "norm_lm_head": (("last", 1), ("logits", 0)),
+    }
+)
+"""What goes in and what comes out: name and place among the arguments."""
+
+
+def _named(end: tuple[str, int], args: tuple[Any, ...]) -> NamedShape:
+    name, place = end
+    return NamedShape(name, tuple(args[place].shape))
+
+
+def _matrix(name: str, args: tuple[Any, ...]) -> Matrix | None:
+    weight = next((arg for arg in args if isinstance(arg, Weight)), None)
+    if layer := next((arg for arg in args if isinstance(arg, LayerWeights)), None):
+        weight = getattr(layer, _MATRIX_OF_LAYER[name])
+    if weight is None:
+        return None
+    formats = tuple(dict.fromkeys(segment.format.label for segment in weight.segments))
+    return Matrix(weight.name, weight.shape, formats, weight.nbytes)
+
+
+assert set(_ENDS) == set(FORMULAS), "every op that is recorded has its ends"
+assert all(callable(getattr(Backend, name)) for name in _REPEATABLE)
