@@ -60,7 +60,7 @@ done:"""
 
 
 def test_a_value_waits_behind_the_loop_while_others_loop_on(device: PtxDevice) -> None:
-    """%t2 is computed last in a round and read behind the loop; a temporary of the next round must not take its place."""
+    """%t2 is computed last in a round and read behind the loop; no temporary of a later round may take its place."""
     code = """mov.u32 %t0, 0; mov.u32 %t3, 0;
 head: mul.lo.u32 %t1, %t0, {a}; add.u32 %t3, %t3, %t1; add.u32 %t0, %t0, 1;
     add.u32 %t2, %t3, 5; setp.lt.u32 %p0, %t0, {a}; @%p0 bra head;

@@ -234,6 +234,37 @@ def test_approximate_functions(device: PtxDevice, name: str) -> None:
     np.testing.assert_allclose(got, want, rtol=2e-7, atol=0)
 
 
+@pytest.mark.parametrize("name", ["ex2.approx", "tanh.approx"])
+@pytest.mark.parametrize("kind", ["f16", "f16x2", "bf16", "bf16x2"])
+def test_approximate_functions_of_halves(device: PtxDevice, name: str, kind: str) -> None:
+    format, bits = (F16, f16_bits(0)) if kind.startswith("f16") else (BF16, bf16_bits(0))
+    form = f"{name}.ftz.{kind}" if name.startswith("ex2") and kind.startswith("bf16") else f"{name}.{kind}"
+    x = as_float(bits, format)
+    with np.errstate(all="ignore"):
+        want = (np.exp2(x) if name.startswith("ex2") else np.tanh(x)).astype(np.float32)
+    rounded = by_rule(lambda a: a, lambda a: a, format, "rn", want)
+    if kind.startswith("bf16"):
+        rounded = np.where((rounded & 0x7F80) == 0, rounded & 0x8000, rounded).astype(np.uint16)
+    if not kind.endswith("x2"):
+        got = run(device, f"{form} {{d}}, {{a}};", [bits], np.uint16)
+    else:
+        got = (run(device, f"{form} {{d}}, {{a}};", [bits.astype(np.uint32) << 16], np.uint32) >> 16).astype(np.uint16)
+    exact = np.abs(as_float(bits, format)) >= 2.0**-126
+    assert_same(form, got[exact], rounded[exact], format, bits[exact])
+
+
+def test_f64_functions(device: PtxDevice) -> None:
+    x = np.concatenate([np.abs(f32(0)[144:].astype(np.float64)), [0.0, -0.0, np.inf, 4.0]])
+    with np.errstate(all="ignore"):
+        want = {"rcp.rn.f64": 1 / x, "rsqrt.approx.f64": 1 / np.sqrt(x)}
+    want["rsqrt.approx.f64"][-3] = -np.inf
+    for name, exact in want.items():
+        np.testing.assert_allclose(run(device, f"{name} {{d}}, {{a}};", [x], np.float64), exact, rtol=1e-15)
+    bits = x.view(np.uint64)
+    copied = run(device, "copysign.f64 {d}, {a}, {b};", [-x, x], np.uint64)
+    assert (copied == (-x).view(np.uint64) & (1 << 63) | bits & ~np.uint64(1 << 63)).all()
+
+
 def test_division_forms(device: PtxDevice) -> None:
     a, b = f32(0), f32(1)
     want = by_rule(*EXACT["div"][1:], F32, "rn", a, b)
@@ -324,7 +355,8 @@ def test_f64_to_f32(device: PtxDevice, mode: str) -> None:
 def test_widening(device: PtxDevice) -> None:
     for kind, format, bits in (("f16", F16, f16_bits(0)), ("bf16", BF16, bf16_bits(0))):
         got = run(device, f"cvt.f32.{kind} {{d}}, {{a}};", [bits], np.float32)
-        assert_same(kind, got, as_float(bits, format).astype(np.float32), F32, bits)
+        with np.errstate(invalid="ignore"):
+            assert_same(kind, got, as_float(bits, format).astype(np.float32), F32, bits)
     values = f32(0)
     got = run(device, "cvt.f64.f32 {d}, {a};", [values], np.float64)
     assert_same("f64", got, values.astype(np.float64), F64, values)
@@ -351,6 +383,17 @@ def test_packing(device: PtxDevice, code: str, format: Format, shift: int) -> No
     assert (got[~nan] == want[~nan]).all()
     upper = (got[np.isnan(a)] >> shift).astype(f"u{shift // 8}")
     assert (upper == (0x7FFF if shift == 16 else 0x7F)).all()
+
+
+def test_packing_with_relu_and_saturation(device: PtxDevice) -> None:
+    a, b = (np.concatenate([f32(place), np.array([65519, 65520, 1e38, -1e38], np.float32)]) for place in range(2))
+    positive = [np.where((x > 0) | np.isnan(x), x, np.float32(0)) for x in (a, b)]
+    high, low = (narrowed(x, F16) for x in positive)
+    got = run(device, "cvt.rn.relu.f16x2.f32 {d}, {a}, {b};", [a, b], np.uint32)
+    assert_same("relu", (got >> 16).astype(np.uint16), high, F16, a)
+    assert_same("relu", got.astype(np.uint16), low, F16, b)
+    got = run(device, "cvt.rn.satfinite.f16x2.f32 {d}, {a}, {b};", [a, b], np.uint32)
+    assert_same("satfinite", (got >> 16).astype(np.uint16), narrowed(np.clip(a, -65504, 65504), F16), F16, a)
 
 
 def small_bits(values: np.ndarray, format: Format) -> np.ndarray:
@@ -412,7 +455,8 @@ def test_float_to_integer(device: PtxDevice, to: str, of: str) -> None:
         [f32(0)[:100], np.arange(-5, 5, 0.25), rng.uniform(-300, 300, 60), rng.uniform(-1e20, 1e20, 40)]
     )
     if of == "f16":
-        source = plain.astype(np.float16).view(np.uint16)
+        with np.errstate(over="ignore"):
+            source = plain.astype(np.float16).view(np.uint16)
         values = source.view(np.float16).astype(np.float64)
     else:
         source = plain.astype(np.float32 if of == "f32" else np.float64)
@@ -490,6 +534,8 @@ def test_rounding_to_integral_and_saturating(device: PtxDevice) -> None:
     [
         "add.rz.f64 {d}, {a}, {a};",
         "cvt.rp.f16.f32 {d}, {a};",
+        "min.f32 {d}, {a}, {a}, {a};",
+        "atom.global.add.f16 {d}, [%d11], {a};",
         "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {{{d}}}, {{{a}}}, {{{a}}}, {{{a}}};",
         "frobnicate.u32 {d}, {a};",
         "tex.1d.v4.s32.s32 {d}, {a};",

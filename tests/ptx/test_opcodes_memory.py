@@ -24,7 +24,7 @@ def pointer(array: PtxArray) -> int:
 
 COPY = """
 .visible .entry k(.param .u64 out, .param .u64 src) {{
-    .reg .b16 %h<8>; .reg .b32 %r<8>; .reg .f32 %f<8>; .reg .b64 %d<8>; .reg .f64 %e<8>;
+    .reg .b16 %h<8>; .reg .b32 %r<9>; .reg .f32 %f<8>; .reg .b64 %d<8>; .reg .f64 %e<8>;
     mov.u32 %r0, %tid.x;
     ld.param.u64 %d0, [out]; ld.param.u64 %d1, [src];
     mad.wide.u32 %d2, %r0, {size}, %d0; mad.wide.u32 %d3, %r0, {size}, %d1;
@@ -46,6 +46,7 @@ COPIES = [
     (16, "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%r1, %r2, %r3, %r4},", "st.global.v4.b32 [%d2], {%r1, %r2, %r3, %r4}"),  # noqa: E501
     (16, "ld.global.v2.b64 {%d4, %d5},", "st.global.cs.v2.b64 [%d2], {%d4, %d5}"),
     (4, "ld.u32 %r1,", "st.u32 [%d2], %r1"),
+    (32, "ld.global.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8},", "st.global.v8.b32 [%d2], {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}"),  # noqa: E501
 ]  # fmt: skip
 
 
@@ -309,6 +310,32 @@ def test_bulk_copy_with_mbarrier(device: PtxDevice) -> None:
     with pytest.raises(PtxError) as caught:
         execute(device, BULK.format(wait=""), [pointer(out), pointer(source)], grid=3, block=64)
     assert caught.value.kind == "async-copy-unwaited"
+
+
+def test_address_spaces_are_told_apart(device: PtxDevice) -> None:
+    """1 global, 2 shared, 4 local; and cvta.to undoes cvta."""
+    code = """mov.u64 %d0, box; cvta.shared.u64 %d1, %d0; mov.u64 %d2, depot; cvta.local.u64 %d3, %d2;
+    cvta.to.shared.u64 %d4, %d1; setp.eq.u64 %p6, %d4, %d0; mov.u32 {d}, 0;
+    setp.lt.u32 %p0, {a}, 10; setp.lt.u32 %p1, {a}, 20; selp.b64 %d5, %d1, %d3, %p1; @%p0 mov.u64 %d5, %d11;
+    isspacep.global %p2, %d5; isspacep.shared %p3, %d5; isspacep.local %p4, %d5; isspacep.const %p5, %d5;
+    @%p2 add.u32 {d}, {d}, 1; @%p3 add.u32 {d}, {d}, 2; @%p4 add.u32 {d}, {d}, 4; @%p5 add.u32 {d}, {d}, 8;
+    @%p6 add.u32 {d}, {d}, 16;"""
+    declarations = ".shared .align 8 .b8 box[16];"
+    a = np.arange(30, dtype=np.uint32)
+    got = run(device, ".local .align 8 .b8 depot[16]; " + code, [a], np.uint32, declarations)
+    assert (got == 16 + np.where(a < 10, 1, np.where(a < 20, 2, 4))).all()
+
+
+def test_generic_accesses_of_one_instruction_go_to_different_spaces(device: PtxDevice) -> None:
+    code = """.local .align 8 .b8 depot[16];
+    mov.u64 %d0, box; cvta.shared.u64 %d1, %d0; mad.wide.u32 %d1, %i0, 4, %d1;
+    mov.u64 %d2, depot; cvta.local.u64 %d3, %d2;
+    setp.lt.u32 %p0, {a}, 10; setp.lt.u32 %p1, {a}, 20; selp.b64 %d5, %d1, %d3, %p1; @%p0 mov.u64 %d5, %d11;
+    add.u32 %t0, {a}, 1000; st.u32 [%d5], %t0; atom.add.u32 %t1, [%d5], 1; ld.u32 %t2, [%d5]; sub.u32 {d}, %t2, %t1;
+    mad.lo.u32 {d}, %t1, 10, {d};"""
+    a = np.arange(30, dtype=np.uint32)
+    got = run(device, code, [a], np.uint32, ".shared .align 8 .b8 box[128];")
+    assert (got == (a + 1000) * 10 + 1).all()
 
 
 def test_hints_and_special_registers(device: PtxDevice) -> None:

@@ -259,9 +259,9 @@ def check_initialised(addresses, immediate, base, mask, initialised, nbytes):  #
 # ---- races in shared memory ------------------------------------------------------------------------------------------
 #
 # Shadow of each granule, int32 [8]: writer thread, the block's barrier count and its warp's sync count when it wrote;
-# reader thread (or -2 - warp for several of one warp, MANY for several warps) and the same two counts; the batch in which
-# it was written at all; the batch in which a copy to it is in flight. Barrier counts and batch numbers never repeat, so the
-# shadow need not be cleared.
+# reader thread (or -2 - warp for several of one warp, MANY for several warps) and the same two counts; the batch in
+# which it was written at all; the batch in which a copy to it is in flight. Barrier counts and batch numbers never
+# repeat, so the shadow need not be cleared.
 
 MANY = -(1 << 30)
 SHADOW_FIELDS = 8
@@ -288,8 +288,8 @@ def check_shared(  # type: ignore[no-untyped-def]
 ):
     """Note an access of every lane and compare it with what the shadow says. Returns OK or 4 * lane + fault.
 
-    ``epochs`` [blocks] counts barriers, ``syncs`` [blocks, warps] warp synchronisations; ``stamp`` numbers the batch; ``other[0]`` becomes the other
-    thread of a race. Atomics write without reading: ``writes`` = 2 does not race with other atomics.
+    ``epochs`` [blocks] counts barriers, ``syncs`` [blocks, warps] warp synchronisations; ``stamp`` numbers the batch;
+    ``other[0]`` becomes the other thread of a race. ``writes`` is 2 for atomics, which do not race with one another.
     """
     count = max(1, nbytes >> granule_log2)
     for lane in range(addresses.size):

@@ -44,7 +44,7 @@ _USES_CARRY = frozenset({"addc", "subc", "madc"})
 _EXITS = frozenset({"ret", "exit", "trap"})
 _NO_DESTINATION = frozenset(
     {"st", "red", "bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "membar", "fence", "prefetch"}
-    | {"prefetchu", "cp", "discard", "applypriority", "nanosleep", "griddepcontrol", "stmatrix", "pmevent"}
+    | {"prefetchu", "cp", "discard", "applypriority", "nanosleep", "griddepcontrol", "stmatrix"}
 )
 _WARP_SYNC = frozenset({"shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "elect"})
 _THREAD_RESULT = frozenset(
@@ -97,7 +97,7 @@ class Program:
     slots: dict[str, int]
     """Register → number of its buffer among those of the same width and bits."""
     free_writes: list[frozenset[str]]
-    """Per block: registers it defines whose elements no waiting lane needs, so that writing all of them does no harm."""
+    """Per block: registers it defines of which no waiting lane needs its element, so that all may be written."""
     params: dict[str, tuple[int, Variable]]
     """Kernel parameter → (byte offset, declaration)."""
     param_bytes: int

@@ -18,8 +18,6 @@ from numba_engine.backends.ptx.semantics.registry import Op, opcode
     "applypriority",
     "nanosleep",
     "griddepcontrol",
-    "pmevent",
-    "setmaxnreg",
 )
 def _nothing(machine: Machine, at: Instruction) -> Op | None:
     """All lanes of a batch see one memory in program order, so ordering and hints have nothing to do."""
