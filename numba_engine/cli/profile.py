@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,24 +14,54 @@ from rich.live import Live
 from numba_engine.cli.console import wide_console
 from numba_engine.cli.loading import load
 from numba_engine.cli.options import engine_config, engine_options
+from numba_engine.cli.profile_diff import profile_diff
 from numba_engine.cli.prompt import prompt_options, read_prompt
 from numba_engine.engine import LLM
 from numba_engine.outputs import ModelInfo
-from numba_engine.profiling.exports import profile_as_json
-from numba_engine.profiling.report import StepProfile
+from numba_engine.profiling.exports import profile_as_json, steps_as_csv
+from numba_engine.profiling.html_report import render_html
+from numba_engine.profiling.plots import require_matplotlib
+from numba_engine.profiling.report import ProfileSummary, StepProfile
 from numba_engine.profiling.tables import format_bytes, format_count, step_table, summary_table
+from numba_engine.profiling.trace import profile_as_trace
 from numba_engine.sampling_params import SamplingParams
 
 _DEFAULT_PROMPT = "The capital of France is"
 _REQUEST_ID = "profile"
 
 
-@click.command()
+class _ProfileCommand(click.Command):
+    """``profile diff A B`` is a command of its own; with any other word, that word is the model."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] == [profile_diff.name]:
+            return profile_diff.make_context(f"{info_name} {profile_diff.name}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+def _new_file(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Known before the model is loaded, not after it has run."""
+    if value is not None and not value.parent.is_dir():
+        raise click.BadParameter(f"there is no directory {str(value.parent)!r}", ctx, param)
+    if value is not None and param.name == "html":
+        require_matplotlib()
+    return value
+
+
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+@click.command(cls=_ProfileCommand)
 @click.argument("model")
 @prompt_options
 @click.option("-n", "--max-tokens", default=32, show_default=True, metavar="N", help="Tokens to generate.")
 @click.option("--fusion/--no-fusion", default=True, help="Fused phases, or the textbook ops one by one.")
 @engine_options
+@click.option("--html", type=_FILE, callback=_new_file, metavar="FILE", help="Write a report with plots, in one file.")
+@click.option("--trace", type=_FILE, callback=_new_file, metavar="FILE", help="Write a trace for ui.perfetto.dev.")
+@click.option("--csv", type=_FILE, callback=_new_file, metavar="FILE", help="Write a line per step and op.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: model, steps, summary.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no live table on stderr.")
 def profile(
@@ -41,6 +72,9 @@ def profile(
     system: str | None,
     max_tokens: int,
     fusion: bool,
+    html: Path | None,
+    trace: Path | None,
+    csv: Path | None,
     as_json: bool,
     quiet: bool,
     **options: Any,
@@ -49,6 +83,8 @@ def profile(
 
     It decodes greedily and past end tokens, so that the work is the same each time. While it runs, the current step
     is shown on stderr where that is a terminal; the summary is printed to stdout. --no-fusion shows the textbook ops.
+
+    `numba-engine profile diff A.json B.json` compares two profiles that were written with --json.
     """
     text = read_prompt(prompt, prompt_file, chat, system, default=_DEFAULT_PROMPT)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
@@ -66,6 +102,9 @@ def profile(
                 live.update(step_table(step), refresh=True)
     summary = llm.stop_profile()
 
+    for file in _write_files(llm.model_info, steps, summary, html, trace, csv):
+        if not quiet:
+            click.echo(f"wrote {file}", err=True)
     if as_json:
         click.echo(json.dumps(profile_as_json(llm.model_info, steps, summary), ensure_ascii=False))
         return
@@ -79,6 +118,26 @@ def _measured_steps(llm: LLM) -> Iterator[StepProfile]:
         step = llm.take_step_profile()
         if step is not None:
             yield step
+
+
+def _write_files(
+    model: ModelInfo,
+    steps: list[StepProfile],
+    summary: ProfileSummary,
+    html: Path | None,
+    trace: Path | None,
+    csv: Path | None,
+) -> Iterator[Path]:
+    """Write what was asked for; yields each file when it is there."""
+    if html is not None:
+        html.write_text(render_html(model, steps, summary), encoding="utf-8")
+        yield html
+    if trace is not None:
+        trace.write_text(json.dumps(profile_as_trace(model, steps, summary), ensure_ascii=False), encoding="utf-8")
+        yield trace
+    if csv is not None:
+        csv.write_text(steps_as_csv(steps), encoding="utf-8")
+        yield csv
 
 
 def _title(info: ModelInfo) -> str:

@@ -1,13 +1,16 @@
-"""Profiles, benches and estimates as plain JSON values, keyed by the field names of their dataclasses."""
+"""Profiles, benches and estimates as plain JSON values, keyed by the field names of their dataclasses; steps as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.bench import BenchRow
+from numba_engine.profiling.phases import phase_of
 from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
 from numba_engine.profiling.roofline import Estimate
 
@@ -29,6 +32,19 @@ def step_as_json(step: StepProfile) -> Json:
 
 def summary_as_json(summary: ProfileSummary) -> Json:
     return asdict(summary) | {"ops": [_op_as_json(op) for op in summary.ops], "shares": dict(summary.shares)}
+
+
+def steps_as_csv(steps: Sequence[StepProfile]) -> str:
+    """A line per step and op under one of column names. ``step_…`` is the whole step's and the same in all its lines.
+
+    Times are measured, in seconds; bytes and FLOPs are by formula.
+    """
+    rows = [_step_columns(step) | _op_columns(step, op) for step in steps for op in step.ops]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, rows[0] if rows else (), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 def bench_as_json(model: ModelInfo, rows: Sequence[BenchRow]) -> Json:
@@ -58,3 +74,22 @@ def _with_properties(value: Any) -> Any:
 def _op_as_json(op: OpProfile) -> Json:
     derived = {"total_bytes": op.total_bytes, "gbps": op.gbps, "gflops": op.gflops, "intensity": op.intensity}
     return asdict(op) | derived
+
+
+def _step_columns(step: StepProfile) -> Json:
+    return {
+        "step": step.index,
+        "phase": phase_of(step),
+        "num_prefill_tokens": step.num_prefill_tokens,
+        "num_decode_tokens": step.num_decode_tokens,
+        "num_seqs": step.num_seqs,
+        "step_time_s": step.time_s,
+        "step_overhead_s": step.overhead_s,
+        "step_host_time_s": step.host_time_s,
+    }
+
+
+def _op_columns(step: StepProfile, op: OpProfile) -> Json:
+    values = _op_as_json(op)
+    share = op.time_s / step.net_time_s if step.net_time_s else 0.0
+    return {"op": values.pop("name"), "share_of_step": share} | values

@@ -1,0 +1,63 @@
+"""The steps of a profile by phase: prefill (any prompt token in the step) and decode apart, each summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from numba_engine.profiling.report import OpProfile, StepProfile
+
+PREFILL = "prefill"
+DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseProfile:
+    """All steps of one phase together. Times are without the cost of looking."""
+
+    name: str
+    num_steps: int
+    num_tokens: int
+    """Prompt tokens of prefill, generated tokens of decode."""
+    time_s: float
+    host_time_s: float
+    ops: tuple[OpProfile, ...]
+    """In order of first call."""
+
+    def share(self, time_s: float) -> float:
+        return time_s / self.time_s if self.time_s else 0.0
+
+
+def phase_of(step: StepProfile) -> str:
+    return PREFILL if step.num_prefill_tokens else DECODE
+
+
+def phase_profiles(steps: Sequence[StepProfile]) -> tuple[PhaseProfile, ...]:
+    """Prefill, then decode; a phase without steps is left out."""
+    phases = []
+    for name in (PREFILL, DECODE):
+        of_phase = [step for step in steps if phase_of(step) == name]
+        if of_phase:
+            phases.append(_phase(name, of_phase))
+    return tuple(phases)
+
+
+def _phase(name: str, steps: Sequence[StepProfile]) -> PhaseProfile:
+    by_name: dict[str, list[OpProfile]] = {}
+    for op in (op for step in steps for op in step.ops):
+        by_name.setdefault(op.name, []).append(op)
+    ops = tuple(_sum(ops) for ops in by_name.values())
+    host_time_s = sum(step.host_time_s for step in steps)
+    return PhaseProfile(
+        name=name,
+        num_steps=len(steps),
+        num_tokens=sum(step.num_prefill_tokens if name == PREFILL else step.num_decode_tokens for step in steps),
+        time_s=sum(op.time_s for op in ops) + host_time_s,
+        host_time_s=host_time_s,
+        ops=ops,
+    )
+
+
+def _sum(ops: Sequence[OpProfile]) -> OpProfile:
+    counted = [field.name for field in fields(OpProfile) if field.name != "name"]
+    return OpProfile(name=ops[0].name, **{name: sum(getattr(op, name) for op in ops) for name in counted})

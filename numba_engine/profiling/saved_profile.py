@@ -1,0 +1,139 @@
+"""Reading what ``numba-engine profile --json`` wrote. Nothing in such a file is taken on trust."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from numba_engine.errors import NumbaEngineError
+from numba_engine.outputs import ModelInfo
+from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedProfile:
+    """One profile, as it was when it was written."""
+
+    model: ModelInfo
+    steps: tuple[StepProfile, ...]
+    summary: ProfileSummary
+
+
+class NotAProfileError(NumbaEngineError):
+    """A file that ``numba-engine profile --json`` did not write. Names the file and what is wrong in it."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        super().__init__(f"{file} is no profile as written by `numba-engine profile MODEL --json`: {reason}")
+
+
+def read_profile(file: Path) -> SavedProfile:
+    """The profile in ``file``. Raises NotAProfileError, and OSError where the file cannot be read."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise NotAProfileError(file, f"it is not JSON ({error})") from error
+    try:
+        profile = _object(data, "the file")
+        steps = _list(_member(profile, "steps", ""), "steps")
+        return SavedProfile(
+            model=_read(ModelInfo, _member(profile, "model", ""), "model"),
+            steps=tuple(_read(StepProfile, step, f"steps[{index}]") for index, step in enumerate(steps)),
+            summary=_read(ProfileSummary, _member(profile, "summary", ""), "summary"),
+        )
+    except _Wrong as error:
+        raise NotAProfileError(file, str(error)) from None
+
+
+class _Wrong(Exception):
+    """Where in the file, and what."""
+
+
+def _read(kind: type[Value], data: Any, where: str) -> Value:
+    """A dataclass from an object; fields it does not know are passed over, as a newer version may write more."""
+    given = _object(data, where)
+    values = {}
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name in given or field.default is MISSING:
+            path = f"{where}.{field.name}"
+            values[field.name] = _READERS[str(field.type)](_member(given, field.name, where), path)
+    return kind(**values)
+
+
+def _object(data: Any, where: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise _Wrong(f"{where} is {_kind(data)}, not an object")
+    return data
+
+
+def _list(data: Any, where: str) -> list[Any]:
+    if not isinstance(data, list):
+        raise _Wrong(f"{where} is {_kind(data)}, not a list")
+    return data
+
+
+def _member(data: dict[str, Any], name: str, where: str) -> Any:
+    if name not in data:
+        raise _Wrong(f"{where}.{name} is missing".lstrip("."))
+    return data[name]
+
+
+def _count(data: Any, where: str) -> int:
+    if not isinstance(data, int) or isinstance(data, bool) or data < 0:
+        raise _Wrong(f"{where} is {_kind(data)}, not a whole number of 0 or more")
+    return data
+
+
+def _number(data: Any, where: str) -> float:
+    if not isinstance(data, int | float) or isinstance(data, bool) or not math.isfinite(data) or data < 0:
+        raise _Wrong(f"{where} is {_kind(data)}, not a number of 0 or more")
+    return float(data)
+
+
+def _text(data: Any, where: str) -> str:
+    if not isinstance(data, str):
+        raise _Wrong(f"{where} is {_kind(data)}, not a text")
+    return data
+
+
+def _flag(data: Any, where: str) -> bool:
+    if not isinstance(data, bool):
+        raise _Wrong(f"{where} is {_kind(data)}, not true or false")
+    return data
+
+
+def _tuple_of(read: Callable[[Any, str], Value]) -> Callable[[Any, str], tuple[Value, ...]]:
+    def read_all(data: Any, where: str) -> tuple[Value, ...]:
+        return tuple(read(item, f"{where}[{index}]") for index, item in enumerate(_list(data, where)))
+
+    return read_all
+
+
+def _shares(data: Any, where: str) -> tuple[tuple[str, float], ...]:
+    return tuple((name, _number(share, f"{where}.{name}")) for name, share in _object(data, where).items())
+
+
+def _kind(data: Any) -> str:
+    if isinstance(data, dict):
+        return "an object"
+    if isinstance(data, list):
+        return "a list"
+    return json.dumps(data)[:40]
+
+
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "int": _count,
+    "float": _number,
+    "str": _text,
+    "bool": _flag,
+    "tuple[int, ...]": _tuple_of(_count),
+    "tuple[str, ...]": _tuple_of(_text),
+    "tuple[OpProfile, ...]": _tuple_of(lambda data, where: _read(OpProfile, data, where)),
+    "tuple[tuple[str, float], ...]": _shares,
+}
+"""By the annotation of a field."""
