@@ -117,6 +117,10 @@ class Emitter:
     def binary(self, name: str, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.call(f"llvm.{name}.{_suffix(a.type)}", a.type, a, b)
 
+    def maximum(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """The larger; b if either is NaN. One instruction on x86, where LLVM's own maxnum takes three."""
+        return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
+
     def masked_load(self, address: ir.Value, type_: ir.VectorType, mask: ir.Value, align: int) -> ir.Value:
         pointer = self.b.inttoptr(address, type_.as_pointer())
         zero = ir.Constant(type_, None)
@@ -145,24 +149,9 @@ class Emitter:
         return self.b.extract_element(vector, self.integer(0, i32))
 
     def fold(self, a: ir.Value, b: ir.Value, n: int) -> ir.Value:
-        """a and b hold runs of n partial sums, a run a row; the result holds runs of n / 2, each run's halves added up.
-
-        Runs of a and b alternate in the result.
-        """
+        """a, b: runs of n partial sums, a run a row. Result: runs of n / 2, the halves of each run added up."""
         low, high = _fold_lanes(n)
         return self.b.fadd(self.shuffle(a, b, low), self.shuffle(a, b, high))
-
-    def fold_rows(self, rows: list[ir.Value]) -> ir.Value:
-        """2^k vectors into one of 2^k runs, each the partial sums of one vector."""
-        n = LANES
-        while len(rows) > 1:
-            rows = [self.fold(rows[i], rows[i + 1], n) for i in range(0, len(rows), 2)]
-            n //= 2
-        return rows[0]
-
-    def in_row_order(self, folded: ir.Value) -> ir.Value:
-        """Sums of 16 vectors as ``fold_rows`` leaves them, put in the order of the vectors."""
-        return self.shuffle(folded, folded, _row_lanes())
 
     def exp(self, x: ir.Value) -> ir.Value:
         """e^x for float32 scalars or vectors, within 2 ulp; 0 below -87.3, NaN for NaN, for x ≤ 88 (Cephes' expf)."""
@@ -236,6 +225,27 @@ class Emitter:
         return self.shuffle(low, high, list(range(16)))
 
 
+class RowFolder:
+    """Takes vectors one by one and folds them as soon as there are two alike, so that few are alive at a time."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self._e = emitter
+        self._pending: list[tuple[ir.Value, int]] = []
+
+    def push(self, vector: ir.Value) -> None:
+        n = LANES
+        while self._pending and self._pending[-1][1] == n:
+            vector = self._e.fold(self._pending.pop()[0], vector, n)
+            n //= 2
+        self._pending.append((vector, n))
+
+    def sums(self) -> ir.Value:
+        """After 16 vectors: lane i is the sum of the lanes of vector i."""
+        ((folded, n),) = self._pending
+        assert n == 1
+        return self._e.shuffle(folded, folded, _row_lanes())
+
+
 class _Loop:
     def __init__(self, builder: ir.IRBuilder, count: ir.Value) -> None:
         self._context = cgutils.for_range(builder, count, intp=i64)
@@ -248,14 +258,21 @@ class _Loop:
 
 
 def _fold_lanes(n: int) -> tuple[list[int], list[int]]:
-    starts = [source + run for run in range(0, LANES, n) for source in (0, LANES)]
-    low = [start + j for start in starts for j in range(n // 2)]
+    """Which lanes of a (0 … 15) and b (16 … 31) are added: pairings that x86 shuffles in one instruction each."""
+    if n == 16:
+        low = [*range(8), *range(16, 24)]
+    elif n == 8:
+        low = [source + run + j for source in (0, 16) for run in (0, 8) for j in range(4)]
+    elif n == 4:
+        low = [lane + source + j for lane in (0, 4, 8, 12) for source in (0, 16) for j in range(2)]
+    else:
+        low = [lane + source + run for lane in (0, 4, 8, 12) for source in (0, 16) for run in (0, 2)]
     return low, [lane + n // 2 for lane in low]
 
 
 @functools.cache
 def _row_lanes() -> list[int]:
-    """The lane in which fold_rows leaves each of 16 rows, found by folding labels."""
+    """The lane in which folding leaves each of 16 rows, found by folding labels."""
     rows, n = [[row] * LANES for row in range(LANES)], LANES
     while len(rows) > 1:
         low, _ = _fold_lanes(n)

@@ -24,6 +24,7 @@ from numba_engine.backends.cpu.compilation import inner, kernel_address, launche
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
     Emitter,
+    RowFolder,
     emit,
     f16,
     f32,
@@ -39,7 +40,7 @@ from numba_engine.backends.cpu.intrinsics import (
 from numba_engine.backends.cpu.thread_team import ARGS, run
 
 CHUNK = 64
-_SCORE_HEADS = 3  # heads that share a read of k: 8 keys' accumulators of each fit in registers
+_SCORE_HEADS = 4  # heads that share a read of k
 _VECTOR_BUDGET = 24  # accumulators of v kept in registers at once
 
 (_OUT, _QKV, _ROW, _K, _V, _CU_SEQLENS, _CONTEXT_LENS, _BLOCK_TABLES, _MAX_BLOCKS, _NUM_SEQS, _KV, _BLOCK_SHIFT,
@@ -249,10 +250,9 @@ def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> Any:
             before = e.first_lanes(b.sub(low, b.shl(tile, e.integer(4))))
             valid = b.and_(e.first_lanes(b.sub(high, b.shl(tile, e.integer(4)))), b.not_(before))
             for heads in _split(group_size, _SCORE_HEADS):
-                halves: dict[int, list[ir.Value]] = {g: [] for g in heads}
+                folders = {g: RowFolder(e) for g in heads}
                 for half in range(2):
                     keys = e.at(k, e.load(e.at(e.at(offsets, tile, 16), 8 * half), i64, 8))
-                    rows: dict[int, list[ir.Value]] = {g: [] for g in heads}
                     for j in range(8):
                         sums: dict[int, ir.Value] = {}
                         for n in vectors:
@@ -261,11 +261,9 @@ def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> Any:
                                 query = head.load(e.at(q, g * head_dim * 4), n, f32)
                                 sums[g] = e.fma(query, key, sums[g]) if n else b.fmul(query, key)
                         for g in heads:
-                            rows[g].append(sums[g])
-                    for g in heads:
-                        halves[g].append(e.fold_rows(rows[g]))
+                            folders[g].push(sums[g])
                 for g in heads:
-                    scores = e.in_row_order(e.fold(halves[g][0], halves[g][1], 2))
+                    scores = folders[g].sums()
                     scores = b.select(valid, b.fmul(scores, e.splat(scale)), minus_infinity)
                     e.store(scores, e.at(e.at(weights, g * CHUNK * 4), tile, LANES * 4), 64)
 
@@ -276,8 +274,8 @@ def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> Any:
             b.store(ir.Constant(vf32, None), sums_place)
             with e.loop(tiles) as i:
                 scores = e.load(e.at(head_weights, b.add(first_tile, i), LANES * 4), vf32, 64)
-                b.store(e.binary("maxnum", b.load(largest), scores), largest)
-            m = e.reduce(b.load(largest), lambda x, y: e.binary("maxnum", x, y))
+                b.store(e.maximum(scores, b.load(largest)), largest)
+            m = e.reduce(b.load(largest), e.maximum)
             with e.loop(tiles) as i:
                 place = e.at(head_weights, b.add(first_tile, i), LANES * 4)
                 p = e.exp(b.fsub(e.load(place, vf32, 64), e.splat(m)))
