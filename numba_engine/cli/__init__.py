@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from numba_engine.cli.bench import bench
+from numba_engine.cli.explain import explain
 from numba_engine.cli.fetch_demo import fetch_demo
 from numba_engine.cli.generate import generate
 from numba_engine.cli.group import cli
@@ -12,5 +13,5 @@ from numba_engine.cli.roofline import roofline
 
 __all__ = ["cli"]
 
-for _command in (generate, profile, roofline, bench, model_info, fetch_demo):
+for _command in (generate, profile, explain, roofline, bench, model_info, fetch_demo):
     cli.add_command(_command)

@@ -148,7 +148,7 @@ _ENDS: MappingProxyType[str, tuple[tuple[str, int], tuple[str, int]]] = MappingP
         "attention": (("qkv", 1), ("attn_out", 0)),
         "silu_and_mul": (("gate_up", 1), ("mlp_out", 0)),
         "gather_rows": (("residual", 1), ("last", 0)),
-        "sample": (("logits", 0), ("logits", 0)),
+        "sample": (("logits", 0), ("tokens", 1)),
         "norm_qkv_rope_store": (("residual", 2), ("qkv", 0)),
         "norm_gate_up_silu": (("residual", 3), ("mlp_out", 0)),
         "norm_lm_head": (("last", 1), ("logits", 0)),
@@ -159,7 +159,8 @@ _ENDS: MappingProxyType[str, tuple[tuple[str, int], tuple[str, int]]] = MappingP
 
 def _named(end: tuple[str, int], args: tuple[Any, ...]) -> NamedShape:
     name, place = end
-    return NamedShape(name, tuple(args[place].shape))
+    array = args[place]
+    return NamedShape(name, (array.num_logits,) if isinstance(array, SamplingBatch) else tuple(array.shape))
 
 
 def _matrix(name: str, args: tuple[Any, ...]) -> Matrix | None:

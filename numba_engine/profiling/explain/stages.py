@@ -82,13 +82,14 @@ def choose(
     logits: np.ndarray,
     params: SamplingParams,
     *,
-    seed: int,
     prompt_token_ids: Sequence[int],
     output_token_ids: Sequence[int],
     engine_token_id: int,
     piece: Piece,
 ) -> Choice:
-    """Take logits ``[V]`` float32, as the model gave them, through every stage of ``params``."""
+    """Take logits ``[V]`` float32, as the model gave them, through every stage of ``params``, whose seed is given."""
+    assert params.seed is not None
+    seed = params.seed
     raw = np.where(np.isnan(logits), -np.inf, logits).astype(np.float32)
     adjusted = _adjusted(raw, params, prompt_token_ids, output_token_ids)
     best = int(np.argmax(adjusted))  # the lowest id of the largest
@@ -96,7 +97,7 @@ def choose(
     output_index = len(output_token_ids)
 
     look = _Look(piece)
-    look.at("logits", "as the model gave them", raw, _exp(raw, 1.0))
+    look.at("logits", "from the model", raw, _exp(raw, 1.0))
     look.at("penalties, bias", _adjustments(params), adjusted, _exp(adjusted, 1.0))
     if greedy:
         look.at("greedy", "temperature 0", adjusted, np.arange(adjusted.size) == best)
@@ -112,9 +113,9 @@ def choose(
     left = _top_p(left, float(np.float32(params.top_p)))
     look.at("top-p", f"reach {params.top_p:g}" if params.top_p < 1 else "off", scaled, left, whole)
     left = np.where(left >= float(np.float32(params.min_p)) * left.max(), left, 0.0)
-    look.at("min-p", f"{params.min_p:g} of the likeliest" if params.min_p else "off", scaled, left, whole)
+    look.at("min-p", f"{params.min_p:g} of the best" if params.min_p else "off", scaled, left, whole)
     probabilities = left / left.sum()
-    look.at("softmax", "what is left sums to 1", scaled, probabilities, whole)
+    look.at("softmax", "sums to 1", scaled, probabilities, whole)
     race = _race(probabilities, seed, output_index, piece)
     return Choice(seed, output_index, False, look.stages, race, race[0].token_id, engine_token_id)
 

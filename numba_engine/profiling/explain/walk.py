@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.explain.caches import CacheLevel
-from numba_engine.profiling.explain.close_up import CallProfile, CloseUpStep, Matrix, NamedShape, RepeatedCall
+from numba_engine.profiling.explain.close_up import CallProfile, CloseUpStep, Matrix, NamedShape
 from numba_engine.profiling.explain.stages import Choice
 from numba_engine.profiling.report import OpProfile
 
@@ -31,9 +31,9 @@ class Cost:
     context_len: int
     """Tokens in the KV cache afterwards."""
     time_s: float
-    """Median of the repetitions, the cost of looking subtracted."""
-    ops_time_s: float
-    """Of time_s: inside ops. The rest is the host's: scheduling, batch building, text."""
+    """Of the fastest repetition, the cost of looking subtracted."""
+    host_time_s: float
+    """Of time_s: scheduling, batch building, text. The rest is inside ops."""
     weight_bytes: int
     kv_bytes: int
     activation_bytes: int
@@ -105,9 +105,9 @@ class Budget:
     floor_s: float
     """Time to move them at that bandwidth."""
     time_s: float
-    """Of the step explained, median of the repetitions, the cost of looking subtracted."""
+    """Of the step explained, in its fastest repetition, the cost of looking subtracted."""
     unwatched_time_s: float
-    """Mean of a token in a row of them with no profile on."""
+    """The fastest step of a row of tokens with no profile on."""
     share_of_floor: float
     """floor_s / time_s: 1 is the limit of memory."""
     best_gflops: float
@@ -167,48 +167,24 @@ class Walk:
     near: Near | None
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A step in place of several runs of the same one: times are medians."""
+def fastest(runs: Sequence[CloseUpStep]) -> CloseUpStep:
+    """Of runs of one and the same step, the one that nothing disturbed most: what else runs only ever makes it slower.
 
-    calls: tuple[CallProfile, ...]
-    num_tokens: int
-    time_s: float
-    repeated: RepeatedCall | None
+    One whole run, and no mixture of several, so that its parts add up.
+    """
+    return min(runs, key=lambda run: run.net_time_s)
 
 
-def typical(runs: Sequence[CloseUpStep]) -> Measured:
-    """Of runs of one and the same step."""
-    first = runs[0]
-    assert all(len(run.calls) == len(first.calls) for run in runs)
-    calls = tuple(
-        replace(call, op=replace(call.op, time_s=median(run.calls[i].op.time_s for run in runs)))
-        for i, call in enumerate(first.calls)
-    )
-    repeats = [run.repeated for run in runs if run.repeated is not None]
-    repeated = None
-    if repeats:
-        in_step = median(repeat.call.op.time_s for repeat in repeats)
-        call = replace(repeats[0].call, op=replace(repeats[0].call.op, time_s=in_step))
-        repeated = RepeatedCall(call, median(repeat.repeated_time_s for repeat in repeats))
-    return Measured(
-        calls=calls,
-        num_tokens=first.num_prefill_tokens + first.num_decode_tokens,
-        time_s=median(run.net_time_s for run in runs),
-        repeated=repeated,
-    )
-
-
-def cost_of(steps: Sequence[Measured], context_len: int) -> Cost:
+def cost_of(steps: Sequence[CloseUpStep], context_len: int) -> Cost:
     """Of the steps that took one sequence to ``context_len``."""
     ops = [call.op for step in steps for call in step.calls]
     total = added("all", ops)
     return Cost(
-        num_tokens=sum(step.num_tokens for step in steps),
+        num_tokens=sum(step.num_prefill_tokens + step.num_decode_tokens for step in steps),
         num_steps=len(steps),
         context_len=context_len,
-        time_s=sum(step.time_s for step in steps),
-        ops_time_s=total.time_s,
+        time_s=sum(step.net_time_s for step in steps),
+        host_time_s=sum(step.host_time_s for step in steps),
         weight_bytes=total.weight_bytes,
         kv_bytes=total.kv_bytes,
         activation_bytes=total.activation_bytes,
@@ -223,11 +199,13 @@ class Phases:
 
     embedding: Phase
     layer: tuple[Phase, ...]
+    layers: OpProfile
+    """All phases of all layers together."""
     head: tuple[Phase, ...]
     sample: Phase
 
 
-def phases_of(step: Measured, num_layers: int) -> Phases:
+def phases_of(step: CloseUpStep, num_layers: int) -> Phases:
     """Of a step with one embedding, ``num_layers`` equal rows of calls, a head and a draw."""
     embedding, *middle, sample = step.calls
     assert (embedding.op.name, sample.op.name) == ("embedding", "sample")
@@ -240,6 +218,7 @@ def phases_of(step: Measured, num_layers: int) -> Phases:
     return Phases(
         embedding=_phase([embedding]),
         layer=tuple(_phase(calls) for calls in places),
+        layers=added("layers", [call.op for call in in_layers]),
         head=tuple(_phase([call]) for call in head),
         sample=_phase([sample]),
     )
@@ -282,7 +261,7 @@ def budget_of(decode: Cost, others: Sequence[Cost], *, read_bandwidth_gbps: floa
     )
 
 
-def near_of(step: Measured) -> Near | None:
+def near_of(step: CloseUpStep) -> Near | None:
     """What the step's repeated call shows."""
     if step.repeated is None:
         return None
