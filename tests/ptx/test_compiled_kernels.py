@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
 pytest.importorskip("cuda.bindings", reason="the CUDA compiler libraries are not installed")
 
 from numba.cuda.types import float32, int32, uint32

@@ -86,6 +86,17 @@ def test_how_often_each_byte_is_read(counting_device: PtxDevice) -> None:
     assert device.launches[-1].dram_ideal_bytes == 96 + 4 * LANES
 
 
+def test_arrays_of_one_name_are_told_apart(counting_device: PtxDevice) -> None:
+    device = counting_device
+    source, out = device.upload(np.zeros(LANES, np.uint32), "same"), device.empty((LANES,), np.uint32, "same")
+    text = READ.format(index="mov.u32 %r1, %r0;", size=4, offset="", kind="u32", registers="%r2")
+    arrays = count(device, text, [out.pointer, source.pointer]).arrays
+    assert {name: (array.load.bytes, array.store.bytes) for name, array in arrays.items()} == {
+        "same": (4 * LANES, 0),
+        "same #2": (0, 4 * LANES),
+    }
+
+
 def test_a_uniform_load_counts_for_every_warp(counting_device: PtxDevice) -> None:
     """The executor loads it once; the hardware would not."""
     device = counting_device

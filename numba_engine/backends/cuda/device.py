@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from numba_engine.backends.cuda.compiler import Kernel
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.compiler import Kernel
 
 
 class DeviceArray(Protocol):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import numba_engine.backends.ptx.semantics  # noqa: F401  (registers the opcodes)
-from numba_engine.backends.cuda.compiler import Kernel, compile_kernel
 from numba_engine.backends.cuda.device import Grid, MemoryInfo
 from numba_engine.backends.ptx import counters
 from numba_engine.backends.ptx.counters import ArrayCounters, LaunchCounters
@@ -19,6 +18,9 @@ from numba_engine.backends.ptx.machine import DTYPES, Checks, Counting, Machine,
 from numba_engine.backends.ptx.memory import GLOBAL_BASE, Allocation, Arena
 from numba_engine.backends.ptx.parser import Module, parse
 from numba_engine.backends.ptx.program import Program, build
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.compiler import Kernel
 
 MAX_THREADS = 1024
 STATIC_SHARED_LIMIT = 48 * 1024
@@ -184,6 +186,9 @@ class PtxDevice:
         """Compile the kernel, execute it. Raises PtxError for whatever the kernel does wrong."""
         _check_arguments(kernel, arguments)
         if kernel not in self._loaded:
+            # The compiler is wanted only here: PTX that is at hand runs without numba-cuda.
+            from numba_engine.backends.cuda.compiler import compile_kernel
+
             compiled = compile_kernel(kernel, self.compute_capability)
             self._loaded[kernel] = self.load(compiled.ptx, compiled.entry, kernel.name)
         self.execute(
@@ -314,7 +319,9 @@ class PtxDevice:
         ) = (int(n) for n in counting.shared)
         for row, allocation in zip(counting.stats, self.arena.allocations, strict=True):
             if row.any():
-                result.arrays[allocation.name] = self._collect_array(row, allocation, counting)
+                found = self._collect_array(row, allocation, counting)
+                twins = sum(array.name == found.name for array in result.arrays.values())
+                result.arrays[f"{found.name} #{twins + 1}" if twins else found.name] = found
         return result
 
     def _collect_array(self, row: np.ndarray, allocation: Allocation, counting: Counting) -> ArrayCounters:
