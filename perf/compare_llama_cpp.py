@@ -79,32 +79,33 @@ def main() -> None:
     arguments = parser.parse_args()
     tests = [test for test in TESTS if test.name in arguments.tests]
     result: dict[str, Any] = machine.describe() | {"threads": arguments.threads, "repetitions": arguments.repetitions}
+    result["rows"] = []
     turns = Turns(arguments.repetitions, arguments.patience)
-    result["rows"] = [row for label in arguments.formats for row in compare(label, tests, turns, arguments.threads)]
     file = Path(__file__).parent / "results" / f"{arguments.name}.json"
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(result, indent=1) + "\n")
+    for label in arguments.formats:
+        for row in compare(label, tests, turns, arguments.threads):
+            result["rows"].append(row)
+            file.write_text(json.dumps(result, indent=1) + "\n")
     Console(width=120).print(ratio_table(result["rows"]))
     print(file)
 
 
-def compare(label: str, tests: list[Test], turns: Turns, num_threads: int) -> list[dict[str, Any]]:
+def compare(label: str, tests: list[Test], turns: Turns, num_threads: int) -> Iterator[dict[str, Any]]:
     """Rows of one format; ``ratio`` above 1 means that numba_engine is better."""
-    rows = []
     for batch in sorted({test.batch for test in tests}):
         engines = [EngineProcess(kind, model_file(label), num_threads, batch) for kind in (NumbaEngine, LlamaCpp)]
         try:
             load_s = [Rates([engine.ask("load")]) for engine in engines]
             for test in (test for test in tests if test.batch == batch):
-                rows.append(_row(label, test.name, "tok/s", *turns.take(engines, test), more_is_better=True))
+                yield _row(label, test.name, "tok/s", *turns.take(engines, test), more_is_better=True)
             peaks_mb = [Rates([engine.ask("peak_memory_mb")]) for engine in engines]
         finally:
             for engine in engines:
                 engine.close()
         if batch == 1:
-            rows.append(_row(label, "load", "s", *load_s, more_is_better=False))
-            rows.append(_row(label, "memory", "MB", *peaks_mb, more_is_better=False))
-    return rows
+            yield _row(label, "load", "s", *load_s, more_is_better=False)
+            yield _row(label, "memory", "MB", *peaks_mb, more_is_better=False)
 
 
 @dataclass(frozen=True, slots=True)
