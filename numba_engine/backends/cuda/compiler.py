@@ -17,6 +17,8 @@ import platformdirs
 from numba import cuda
 from numba.cuda.types import void
 
+_KERNELS = "numba_engine.backends.cuda.kernels."
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -71,20 +73,28 @@ def _entry(ptx: str) -> str:
 
 
 def _stored(kernel: Kernel, cc: tuple[int, int]) -> Path | None:
-    if not kernel.function.__module__.startswith("numba_engine."):
+    module = kernel.function.__module__
+    if not module.startswith(_KERNELS):
         return None  # a test's kernel: its name says nothing about its source
-    folder = Path(platformdirs.user_cache_dir("numba-engine")) / "ptx" / _compiler_and_sources()
-    return folder / f"{kernel.name}_sm_{cc[0]}{cc[1]}.ptx"
+    folder = Path(platformdirs.user_cache_dir("numba-engine")) / "ptx"
+    return folder / f"{kernel.name}_sm_{cc[0]}{cc[1]}_{_compiler_and_sources(module)}.ptx"
 
 
 @cache
-def _compiler_and_sources() -> str:
-    """A hash of the compiler's version and of every file a kernel can be made of."""
+def _compiler_and_sources(module: str) -> str:
+    """A hash of the compiler's versions, this file, the kernel's file and the kernel files that it imports."""
     digest = hashlib.sha256()
     for package in ("numba-cuda", "numba", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
+    folder = Path(__file__).parent / "kernels"
+    sources, found = {Path(__file__)}, {folder / f"{module.removeprefix(_KERNELS)}.py"}
+    while found:
+        source = found.pop()
+        sources.add(source)
+        imported = re.findall(rf"^from {re.escape(_KERNELS)}(\w+) import", source.read_text(), re.MULTILINE)
+        found |= {folder / f"{name}.py" for name in imported} - sources
+    for source in sorted(sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -15,7 +15,7 @@ from numba import cuda
 from numba.cuda.types import uint32
 
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
+from numba_engine.backends.cuda.device import Device, DeviceArray
 from numba_engine.backends.cuda.kernels.intrinsics import load_weights
 
 THREADS = 512
@@ -51,5 +51,5 @@ def read_bandwidth_kernel() -> Kernel:
 def read_bandwidth(device: Device, data: DeviceArray, *, blocks: int = BLOCKS) -> None:
     """Read the whole array once."""
     out = device.empty((blocks,), np.dtype(np.uint32))
-    device.launch(read_bandwidth_kernel(), blocks, [out, flat(data), data.nbytes // 16])
+    device.launch(read_bandwidth_kernel(), blocks, [out, data.view(np.uint32), data.nbytes // 16])
     device.free(out)

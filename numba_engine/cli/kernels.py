@@ -1,0 +1,87 @@
+"""``numba-engine kernels``: every GPU kernel's card, without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+from rich.table import Table
+
+from numba_engine.backends.cuda.availability import require_packages
+from numba_engine.cli.console import wide_console
+
+_CCS = ("8.0", "8.9", "9.0", "10.0")
+
+
+@click.command()
+@click.option(
+    "--cc", "ccs", type=click.Choice(_CCS), multiple=True, help="Compute capability; may be repeated.  [default: all]"
+)
+@click.option(
+    "--kernel", "wanted", metavar="TEXT", default="", help="Only kernels with this in their name, such as linear_q4."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: cards.")
+@click.pass_context
+def kernels(ctx: click.Context, ccs: tuple[str, ...], wanted: str, as_json: bool) -> None:
+    """Compile every GPU kernel, assemble it, run it on the PTX executor, and say how good it is.
+
+    Registers, spills, stack, shared memory and occupancy are ptxas's; coalescing, bank conflicts and reads of each
+    weight byte are counted on slices of a Llama-3-8B layer. Exits with 1 if a kernel misses a target; its column
+    "misses" says which.
+    """
+    require_packages("ptx", ("numba_cuda",), "pip install 'numba-engine[ptx]'")
+    from numba_engine.backends.cuda.cards import kernel_cards
+
+    cards = [card for cc in ccs or _CCS for card in kernel_cards(_numbers(cc), lambda name: wanted in name)]
+    if as_json:
+        click.echo(json.dumps({"cards": [{**dataclasses.asdict(card), "misses": list(card.misses)} for card in cards]}))
+    else:
+        table = Table(box=None, header_style="bold")
+        for name in _COLUMNS:
+            table.add_column(name, justify="left" if name in ("kernel", "misses") else "right")
+        for card in cards:
+            table.add_row(
+                card.kernel,
+                card.cc,
+                str(card.threads),
+                str(card.registers),
+                f"{card.spill_bytes}/{card.stack_bytes}",
+                str(card.shared_bytes),
+                f"{card.occupancy:.0%}",
+                f"{card.f64}/{card.local}/{card.calls}",
+                _share(card.wide_weight_share),
+                "" if card.weight_reads is None else f"{card.weight_reads:.3f}",
+                f"{card.sector_efficiency:.3f}",
+                f"{card.bank_conflict_factor:.3f}",
+                ", ".join(card.misses),
+            )
+        wide_console().print(table)
+    if any(card.misses for card in cards):
+        ctx.exit(1)
+
+
+_COLUMNS = (
+    "kernel",
+    "cc",
+    "threads",
+    "regs",
+    "spill/stack",
+    "shared",
+    "occ.",
+    "f64/local/call",
+    "128-bit",
+    "reads",
+    "sectors",
+    "conflicts",
+    "misses",
+)
+
+
+def _numbers(cc: str) -> tuple[int, int]:
+    major, minor = cc.split(".")
+    return int(major), int(minor)
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"

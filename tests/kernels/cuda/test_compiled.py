@@ -1,0 +1,102 @@
+"""What the compiled PTX looks like, and what the backend says where it cannot run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from numba_engine.backends.cuda import availability
+from numba_engine.backends.cuda.cards import occupancy, ptx_counts
+from numba_engine.backends.cuda.compiler import compile_kernel
+from numba_engine.backends.cuda.kernels.attention import attention_kernel
+from numba_engine.backends.cuda.kernels.linear import COLUMNS, linear_kernel
+from numba_engine.backends.cuda.kernels.packing import LAYOUTS
+from numba_engine.backends.cuda.kernels.sample import sample_kernel
+from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
+from numba_engine.errors import BackendUnavailableError
+from numba_engine.storage import StorageFormat
+
+
+@pytest.mark.parametrize("format", list(StorageFormat), ids=lambda f: f.label)
+def test_linear_holds_its_loads_in_flight_and_nothing_slow(format: StorageFormat) -> None:
+    """All loads of a unit are issued before the first is used, 16 bytes each, past L1."""
+    for columns in COLUMNS:
+        compiled = compile_kernel(linear_kernel(format, columns), (9, 0))
+        assert ptx_counts(compiled) == {"f64": 0, "local": 0, "calls": 0}
+        loads = [m.start() for m in re.finditer(r"ld\.global\.nc\.L1::no_allocate\.L2::256B\.v4\.u32", compiled.ptx)]
+        assert len(loads) == LAYOUTS[format].loads
+        between = compiled.ptx[loads[0] : loads[-1]]
+        assert not re.search(r"\b(fma|bar|ld\.shared)\b", between)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("is_half", [False, True])
+def test_attention_keeps_its_tiles_in_registers(head_dim: int, is_half: bool) -> None:
+    compiled = compile_kernel(attention_kernel(head_dim, is_half), (8, 0))
+    assert ptx_counts(compiled) == {"f64": 0, "local": 0, "calls": 0}
+
+
+def test_the_sampler_needs_no_float64() -> None:
+    assert ptx_counts(compile_kernel(sample_kernel(), (8, 0))) == {"f64": 0, "local": 0, "calls": 0}
+
+
+def test_the_inspection_sees_what_it_looks_for() -> None:
+    compiled = replace(
+        compile_kernel(sample_kernel(), (8, 0)), ptx="\tadd.f64 %fd1, %fd2;\n\tld.local.u32 %r;\n\tcall.uni foo;\n"
+    )
+    assert ptx_counts(compiled) == {"f64": 1, "local": 1, "calls": 1}
+
+
+def test_occupancy_of_known_kernels() -> None:
+    assert occupancy((9, 0), 256, 32, 0) == 1.0
+    assert occupancy((9, 0), 256, 64, 16384) == 0.5  # 65536 / (64 × 256) = 4 blocks of 8 warps, of 64 warps
+    assert occupancy((9, 0), 256, 168, 0) == 0.125
+    assert occupancy((8, 9), 128, 32, 49152) == pytest.approx(2 * 4 / 48)  # shared memory allows two blocks
+
+
+def test_loops_unroll_with_outer_indices_and_closure_variables() -> None:
+    width = 3
+
+    @unroll
+    def pairs(out: list[tuple[int, int]]) -> None:
+        for i in static_range(2):
+            for j in static_range(i, width):
+                out.append((i, j))
+
+    found: list[tuple[int, int]] = []
+    pairs(found)
+    assert found == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)]
+    assert "static_range" not in pairs.__code__.co_names
+
+
+@pytest.mark.parametrize(
+    ("capability", "missing", "message"),
+    [((7, 5), [], "8.0 or newer"), ((9, 0), ["cupy"], r"package cupy: pip install 'numba-engine\[cuda13\]'")],
+)
+def test_unusable_gpus_are_explained(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], missing: list[str], message: str
+) -> None:
+    monkeypatch.setattr(availability, "_compute_capability", lambda: capability)
+    monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: None if name in missing else object())
+    with pytest.raises(BackendUnavailableError, match=message):
+        availability.require_gpu()
+    assert availability.why_no_gpu() is not None
+
+
+def test_a_machine_without_a_driver_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(availability.ctypes, "CDLL", no_library)
+    availability._compute_capability.cache_clear()
+    with pytest.raises(BackendUnavailableError, match="was not found"):
+        availability.require_gpu()
+    availability._compute_capability.cache_clear()
+
+
+def test_no_kernel_is_compiled_twice() -> None:
+    kernel = linear_kernel(StorageFormat.F32, 1)
+    assert kernel is linear_kernel(StorageFormat.F32, 1)
+    assert compile_kernel(kernel, (9, 0)) is compile_kernel(kernel, (9, 0))
