@@ -50,8 +50,8 @@ class OpDiff:
 
     @property
     def ratio(self) -> float | None:
-        """B's time a token over A's."""
-        return _time(self.b) / _time(self.a) if _time(self.a) else None
+        """B's time a token over A's; None where there are no two to compare."""
+        return _time(self.b) / _time(self.a) if self.b and _time(self.a) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _ops_table(title: str, ops: Sequence[OpDiff]) -> RenderableType:
         change = Text(_change(_time(op.a), _time(op.b)), style=_style(op))
         shares = [f"{side.share:.1%}" if side else "–" for side in (op.a, op.b)]
         gbps = [f"{side.gbps:.1f}" if side and side.gbps else "–" for side in (op.a, op.b)]
-        table.add_row(op.name, *times, change, _ratio(op.ratio), *shares, *gbps)
+        table.add_row(Text(op.name), *times, change, _ratio(op.ratio), *shares, *gbps)
     return table
 
 

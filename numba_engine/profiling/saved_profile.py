@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from numba_engine.errors import NumbaEngineError
+from numba_engine.errors import ConfigError
 from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
 
 Value = TypeVar("Value")
+
+_LIMIT = 1 << 63
+"""Of any number in a profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +27,12 @@ class SavedProfile:
     summary: ProfileSummary
 
 
-class NotAProfileError(NumbaEngineError):
-    """A file that ``numba-engine profile --json`` did not write. Names the file and what is wrong in it."""
-
-    def __init__(self, file: Path, reason: str) -> None:
-        super().__init__(f"{file} is no profile as written by `numba-engine profile MODEL --json`: {reason}")
-
-
 def read_profile(file: Path) -> SavedProfile:
-    """The profile in ``file``. Raises NotAProfileError, and OSError where the file cannot be read."""
+    """The profile in ``file``. Raises ConfigError where it holds none, and OSError where it cannot be read."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise NotAProfileError(file, f"it is not JSON ({error})") from error
+        raise _no_profile(file, f"it is not JSON ({error})") from error
     try:
         profile = _object(data, "the file")
         steps = _list(_member(profile, "steps", ""), "steps")
@@ -47,7 +42,11 @@ def read_profile(file: Path) -> SavedProfile:
             summary=_read(ProfileSummary, _member(profile, "summary", ""), "summary"),
         )
     except _Wrong as error:
-        raise NotAProfileError(file, str(error)) from None
+        raise _no_profile(file, str(error)) from None
+
+
+def _no_profile(file: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{file} is no profile as written by `numba-engine profile MODEL --json`: {reason}")
 
 
 class _Wrong(Exception):
@@ -84,20 +83,20 @@ def _member(data: dict[str, Any], name: str, where: str) -> Any:
 
 
 def _count(data: Any, where: str) -> int:
-    if not isinstance(data, int) or isinstance(data, bool) or data < 0:
+    if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < _LIMIT:
         raise _Wrong(f"{where} is {_kind(data)}, not a whole number of 0 or more")
     return data
 
 
 def _number(data: Any, where: str) -> float:
-    if not isinstance(data, int | float) or isinstance(data, bool) or not math.isfinite(data) or data < 0:
+    if not isinstance(data, int | float) or isinstance(data, bool) or not 0 <= data < _LIMIT:
         raise _Wrong(f"{where} is {_kind(data)}, not a number of 0 or more")
     return float(data)
 
 
 def _text(data: Any, where: str) -> str:
-    if not isinstance(data, str):
-        raise _Wrong(f"{where} is {_kind(data)}, not a text")
+    if not isinstance(data, str) or not data.isprintable():
+        raise _Wrong(f"{where} is {_kind(data)}, not a printable text")
     return data
 
 
@@ -115,7 +114,8 @@ def _tuple_of(read: Callable[[Any, str], Value]) -> Callable[[Any, str], tuple[V
 
 
 def _shares(data: Any, where: str) -> tuple[tuple[str, float], ...]:
-    return tuple((name, _number(share, f"{where}.{name}")) for name, share in _object(data, where).items())
+    shares = _object(data, where).items()
+    return tuple((_text(name, f"a name in {where}"), _number(share, f"{where}.{name}")) for name, share in shares)
 
 
 def _kind(data: Any) -> str:

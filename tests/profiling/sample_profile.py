@@ -1,0 +1,25 @@
+"""A profile with figures that are easy to work out: two ops, one of them without arithmetic, in 1 + 3 steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from numba_engine.profiling.recorder import summarize
+from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
+from tests.cli.fake_llm import MODEL_INFO
+
+MODEL = replace(MODEL_INFO, name="<tiny> & co")
+
+LINEAR = OpProfile("linear", 61, 0.006, 90_000_000, 0, 300_000, 180_600_000, activation_written_bytes=100_000)
+ATTENTION = OpProfile("attention", 30, 0.003, 0, 3_000_000, 600_000, 7_200_000, kv_written_bytes=46_080)
+STORE_KV = OpProfile("store_kv", 30, 0.0005, 0, 46_080, 92_160, 0, kv_written_bytes=46_080)
+
+PREFILL_STEP = StepProfile(
+    0, 7, 0, 1, 0.0215, (replace(LINEAR, time_s=0.015, flops=1_264_200_000), replace(ATTENTION, time_s=0.004)), 0.0005
+)
+DECODE_STEP = StepProfile(1, 0, 1, 1, 0.0105, (ATTENTION, LINEAR, STORE_KV), 0.0002)
+"""0.8 ms of it are the host's."""
+
+STEPS = (PREFILL_STEP, DECODE_STEP, replace(DECODE_STEP, index=2), replace(DECODE_STEP, index=3, time_s=0.0125))
+
+SUMMARY: ProfileSummary = summarize(STEPS, read_bandwidth_gbps=31.0)
