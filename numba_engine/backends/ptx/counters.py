@@ -216,7 +216,7 @@ def count_shared(addresses, immediate, mask, nbytes, stats):  # type: ignore[no-
     group = 32 if nbytes <= 4 else (16 if nbytes == 8 else 8)
     words_per_lane = max(1, nbytes >> 2)
     per_bank = np.empty(32, np.int64)
-    words = np.empty(32, np.uint64)
+    words = np.empty(64, np.uint64)
     for first in range(0, addresses.size, 32):
         active = 0
         for start in range(first, first + 32, group):
