@@ -61,39 +61,55 @@ KERNEL, WEIGHTS, GROUP_BYTES, SCALE_BYTES, NUM_ROWS, FIRST_ROW, TAKES_INT8 = ran
 @functools.cache
 def linear_kernel(format: StorageFormat, int8_activations: bool, isa: InstructionSet) -> int:
     """Address of the kernel for weights of this format. ``isa`` matters to int8 activations only."""
-    tiles = {n: _tile(format, int8_activations, isa, n) for n in (8, 4, 2, 1)}
-    tile8, tile4, tile2, tile1 = (tiles[n] for n in (8, 4, 2, 1))
+    tile8, tile4, tile2, tile1 = (_tile(format, int8_activations, isa, n, 1) for n in (8, 4, 2, 1))
+    double4 = _tile(format, int8_activations, isa, 4, 2)
 
     def linear_groups(begin: int, end: int, args: int) -> None:
         in_features, num_rows, r = load_i64(args, _IN_FEATURES), load_i64(args, _NUM_ROWS), load_i64(args, _R)
         x_stride, out_stride = load_i64(args, _X_STRIDE), load_i64(args, _OUT_STRIDE)
         bias, add = load_i64(args, _BIAS), load_i64(args, _ADD)
-        scale_bytes = load_i64(args, _SCALE_BYTES)
+        scale_bytes, group_bytes = load_i64(args, _SCALE_BYTES), load_i64(args, _GROUP_BYTES)
+        done_in_pairs = 0
+        if r >= 16:
+            # Prompts: two groups at a time share the loads of x.
+            done_in_pairs = r - r % 4
+            for group in range(begin, end - 1, 2):
+                weights = load_i64(args, _WEIGHTS) + group * group_bytes
+                row = group * LANES
+                out = load_i64(args, _OUT) + row * 4
+                group_bias = bias + row * 4 if bias else 0
+                for t in range(0, done_in_pairs, 4):
+                    double4(
+                        weights, group_bytes, scale_bytes, in_features, load_i64(args, _X) + t * x_stride, x_stride,
+                        out + t * out_stride, out_stride, group_bias, add, num_rows - row,
+                    )  # fmt: skip
         for group in range(begin, end):
-            weights = load_i64(args, _WEIGHTS) + group * load_i64(args, _GROUP_BYTES)
+            weights = load_i64(args, _WEIGHTS) + group * group_bytes
             row = group * LANES
-            lanes = min(LANES, num_rows - row)
-            x = load_i64(args, _X)
-            out = load_i64(args, _OUT) + row * 4
+            lanes = num_rows - row
+            last_alone = group == end - 1 and (end - begin) % 2 == 1
+            done = 0 if last_alone else done_in_pairs
+            x = load_i64(args, _X) + done * x_stride
+            out = load_i64(args, _OUT) + row * 4 + done * out_stride
             group_bias = bias + row * 4 if bias else 0
-            left = r
+            left = r - done
             while left >= 8:
-                tile8(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
+                tile8(weights, 0, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
                 x += 8 * x_stride
                 out += 8 * out_stride
                 left -= 8
             if left >= 4:
-                tile4(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
+                tile4(weights, 0, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
                 x += 4 * x_stride
                 out += 4 * out_stride
                 left -= 4
             if left >= 2:
-                tile2(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
+                tile2(weights, 0, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
                 x += 2 * x_stride
                 out += 2 * out_stride
                 left -= 2
             if left:
-                tile1(weights, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
+                tile1(weights, 0, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
 
     kind = f"int8-{isa}" if int8_activations else "f32"
     return kernel_address(linear_groups, "void(int64, int64, int64)", f"{format.label}-{kind}")
@@ -167,36 +183,43 @@ def multiply(
         run(team, table[segment, KERNEL], groups, min_piece(table, segment, num_x_rows))
 
 
-def _tile(format: StorageFormat, int8_activations: bool, isa: InstructionSet, rows: int) -> Any:
-    """Intrinsic: one group of weights times ``rows`` rows of x, stored."""
+def _tile(format: StorageFormat, int8_activations: bool, isa: InstructionSet, rows: int, groups: int) -> Any:
+    """Intrinsic: groups of weights times rows of x, stored. ``lanes``: rows of weights from here on."""
 
     def body(
-        b: ir.IRBuilder, weights: ir.Value, scale_bytes: ir.Value, in_features: ir.Value, x: ir.Value,
-        x_stride: ir.Value, out: ir.Value, out_stride: ir.Value, bias: ir.Value, add: ir.Value, lanes: ir.Value,
+        b: ir.IRBuilder, weights: ir.Value, group_bytes: ir.Value, scale_bytes: ir.Value, in_features: ir.Value,
+        x: ir.Value, x_stride: ir.Value, out: ir.Value, out_stride: ir.Value, bias: ir.Value, add: ir.Value,
+        lanes: ir.Value,
     ) -> None:  # fmt: skip
         e = Emitter(b, isa)
         xs = [e.at(x, b.mul(x_stride, e.integer(i))) for i in range(rows)]
+        ws = [weights, b.add(weights, group_bytes)][:groups]
         if int8_activations:
-            sums = _int8_dots(e, format, weights, scale_bytes, in_features, xs)
+            sums = _int8_dots(e, format, ws, scale_bytes, in_features, xs)
         elif format.is_quantized:
-            sums = _dequantized_dots(e, format, weights, scale_bytes, in_features, xs)
+            sums = _dequantized_dots(e, format, ws, scale_bytes, in_features, xs)
         else:
-            sums = _float_dots(e, format, weights, in_features, xs)
-        mask = e.first_lanes(lanes)
-        bias_values = cgutils.alloca_once(b, vf32)
-        b.store(ir.Constant(vf32, None), bias_values)
-        with b.if_then(b.icmp_signed("!=", bias, e.integer(0))):
-            b.store(e.masked_load(bias, vf32, mask, 4), bias_values)
-        for i, total in enumerate(sums):
-            address = e.at(out, b.mul(out_stride, e.integer(i)))
-            total = b.fadd(total, b.load(bias_values))
-            with b.if_else(b.icmp_signed("!=", add, e.integer(0))) as (then, otherwise):
-                with then:
-                    e.masked_store(b.fadd(e.masked_load(address, vf32, mask, 4), total), address, mask, 4)
-                with otherwise:
-                    e.masked_store(total, address, mask, 4)
+            sums = _float_dots(e, format, ws, in_features, xs)
+        for g, of_group in enumerate(sums):
+            mask = e.first_lanes(b.sub(lanes, e.integer(g * LANES)))
+            bias_values = cgutils.alloca_once(b, vf32)
+            b.store(ir.Constant(vf32, None), bias_values)
+            with b.if_then(b.icmp_signed("!=", bias, e.integer(0))):
+                b.store(e.masked_load(e.at(bias, g * LANES * 4), vf32, mask, 4), bias_values)
+            for i, total in enumerate(of_group):
+                address = e.at(e.at(out, b.mul(out_stride, e.integer(i))), g * LANES * 4)
+                total = b.fadd(total, b.load(bias_values))
+                with b.if_else(b.icmp_signed("!=", add, e.integer(0))) as (then, otherwise):
+                    with then:
+                        e.masked_store(b.fadd(e.masked_load(address, vf32, mask, 4), total), address, mask, 4)
+                    with otherwise:
+                        e.masked_store(total, address, mask, 4)
 
-    return emit(f"tile_{format.label}_{rows}", types.void, 10, body)
+    return emit(f"tile_{format.label}_{rows}x{groups}", types.void, 11, body)
+
+
+Sums = list[list[ir.Value]]
+"""One vector of 16 results for each group and row of x."""
 
 
 def _accumulators(e: Emitter, count: int) -> list[ir.Value]:
@@ -211,39 +234,47 @@ def _accumulators(e: Emitter, count: int) -> list[ir.Value]:
 def _int8_dots(
     e: Emitter,
     format: StorageFormat,
-    weights: ir.Value,
+    weights: list[ir.Value],
     scale_bytes: ir.Value,
     in_features: ir.Value,
     xs: list[ir.Value],
-) -> list[ir.Value]:
+) -> Sums:
     b = e.b
     blocks = b.lshr(in_features, e.integer(5))
-    quants = e.at(weights, scale_bytes)
-    accumulators = _accumulators(e, len(xs))
+    accumulators = [_accumulators(e, len(xs)) for _ in weights]
+    block_bytes = QUANT_BYTES[format] * LANES
     with e.loop(blocks) as block:
-        d, m = _scales(e, format, weights, block)
-        block_quants = e.at(quants, block, QUANT_BYTES[format] * LANES)
-        e.prefetch(e.at(block_quants, _PREFETCH_BYTES), QUANT_BYTES[format] * LANES)
-        quarters = _unsigned_bytes(e, format, block_quants)
-        for x, accumulator in zip(xs, accumulators, strict=True):
+        scales = [_scales(e, format, w, block) for w in weights]
+        values = []
+        for w in weights:
+            quants = e.at(e.at(w, scale_bytes), block, block_bytes)
+            if len(weights) == 1:
+                e.prefetch(e.at(quants, _PREFETCH_BYTES), block_bytes)
+            values.append(_unsigned_bytes(e, format, quants))
+        for t, x in enumerate(xs):
             x_scale = e.at(e.at(x, in_features, 2), block, 4)
             x_sum = e.at(x_scale, blocks, 4)
             x_scaled_sum = e.at(x_sum, blocks, 4)
-            x_block = e.at(x, block, 32)
-            high, low = ir.Constant(vi32, None), ir.Constant(vi32, None)
+            high_plane = e.at(x, block, 32)
+            low_plane = b.add(high_plane, in_features)
+            highs: list[ir.Value] = [ir.Constant(vi32, None) for _ in weights]
+            lows = highs
             if zero := ZERO_POINT[format]:
-                low = e.splat(b.mul(e.load(x_sum, i32, 4), e.integer(-zero, i32)))
-            for k, quarter in enumerate(quarters):
-                high4, low4 = (e.load(e.at(plane, 4 * k), i32, 4) for plane in (x_block, b.add(x_block, in_features)))
-                high = e.dot4(high, quarter, b.bitcast(e.splat(high4), vi8x64))
-                low = e.dot4(low, quarter, b.bitcast(e.splat(low4), vi8x64))
-            dot = b.add(b.shl(high, e.const(vi32, 8)), low)
-            scaled = b.fmul(b.sitofp(dot, vf32), e.splat(e.load(x_scale, f32, 4)))
-            total = e.fma(d, scaled, b.load(accumulator))
-            if m is not None:
-                total = e.fma(m, e.splat(e.load(x_scaled_sum, f32, 4)), total)
-            b.store(total, accumulator)
-    return [b.load(a) for a in accumulators]
+                lows = [e.splat(b.mul(e.load(x_sum, i32, 4), e.integer(-zero, i32)))] * len(weights)
+            for k in range(8):
+                high, low = (
+                    b.bitcast(e.splat(e.load(e.at(plane, 4 * k), i32, 4)), vi8x64) for plane in (high_plane, low_plane)
+                )
+                highs = [e.dot4(total, value[k], high) for total, value in zip(highs, values, strict=True)]
+                lows = [e.dot4(total, value[k], low) for total, value in zip(lows, values, strict=True)]
+            for (d, m), high, low, places in zip(scales, highs, lows, accumulators, strict=True):
+                dot = b.add(b.shl(high, e.const(vi32, 8)), low)
+                scaled = b.fmul(b.sitofp(dot, vf32), e.splat(e.load(x_scale, f32, 4)))
+                total = e.fma(d, scaled, b.load(places[t]))
+                if m is not None:
+                    total = e.fma(m, e.splat(e.load(x_scaled_sum, f32, 4)), total)
+                b.store(total, places[t])
+    return [[b.load(place) for place in places] for places in accumulators]
 
 
 def _scales(e: Emitter, format: StorageFormat, scales: ir.Value, block: ir.Value) -> tuple[ir.Value, ir.Value | None]:
@@ -266,55 +297,56 @@ def _unsigned_bytes(e: Emitter, format: StorageFormat, quants: ir.Value) -> list
 def _dequantized_dots(
     e: Emitter,
     format: StorageFormat,
-    weights: ir.Value,
+    weights: list[ir.Value],
     scale_bytes: ir.Value,
     in_features: ir.Value,
     xs: list[ir.Value],
-) -> list[ir.Value]:
+) -> Sums:
     b = e.b
-    quants = e.at(weights, scale_bytes)
-    accumulators = [_accumulators(e, 2) for _ in xs]
+    accumulators = [[_accumulators(e, 2) for _ in xs] for _ in weights]
     with e.loop(b.lshr(in_features, e.integer(5))) as block:
-        d, m = _scales(e, format, weights, block)
-        sums = [[b.load(a) for a in two] for two in accumulators]
-        quarters = _unsigned_bytes(e, format, e.at(quants, block, QUANT_BYTES[format] * LANES))
-        for k, quarter in enumerate(quarters):
-            words = b.bitcast(quarter, vi32)
-            for j in range(4):
-                byte = b.and_(b.lshr(words, e.const(vi32, 8 * j)), e.const(vi32, 255))
-                q = b.sitofp(b.sub(byte, e.const(vi32, ZERO_POINT[format])), vf32)
-                value = b.fmul(d, q)
-                if m is not None:
-                    value = b.fadd(value, m)
-                for x, two in zip(xs, sums, strict=True):
-                    element = e.load(e.at(e.at(x, block, 128), 4 * (4 * k + j)), f32, 4)
-                    two[j % 2] = e.fma(value, e.splat(element), two[j % 2])
-        for two, places in zip(sums, accumulators, strict=True):
-            for value, place in zip(two, places, strict=True):
-                b.store(value, place)
-    return [b.fadd(b.load(even), b.load(odd)) for even, odd in accumulators]
+        for w, places in zip(weights, accumulators, strict=True):
+            d, m = _scales(e, format, w, block)
+            quants = e.at(e.at(w, scale_bytes), block, QUANT_BYTES[format] * LANES)
+            for k, quarter in enumerate(_unsigned_bytes(e, format, quants)):
+                words = b.bitcast(quarter, vi32)
+                for j in range(4):
+                    byte = b.and_(b.lshr(words, e.const(vi32, 8 * j)), e.const(vi32, 255))
+                    q = b.sitofp(b.sub(byte, e.const(vi32, ZERO_POINT[format])), vf32)
+                    value = b.fmul(d, q)
+                    if m is not None:
+                        value = b.fadd(value, m)
+                    for x, two in zip(xs, places, strict=True):
+                        element = e.load(e.at(e.at(x, block, 128), 4 * (4 * k + j)), f32, 4)
+                        b.store(e.fma(value, e.splat(element), b.load(two[j % 2])), two[j % 2])
+    return [[b.fadd(b.load(even), b.load(odd)) for even, odd in places] for places in accumulators]
 
 
 def _float_dots(
-    e: Emitter, format: StorageFormat, weights: ir.Value, in_features: ir.Value, xs: list[ir.Value]
-) -> list[ir.Value]:
+    e: Emitter, format: StorageFormat, weights: list[ir.Value], in_features: ir.Value, xs: list[ir.Value]
+) -> Sums:
     b = e.b
-    accumulators = [_accumulators(e, 2) for _ in xs]
+    accumulators = [[_accumulators(e, 2) for _ in xs] for _ in weights]
     width = format.block_bytes * LANES
 
-    def step(k: ir.Value, j: int, two_of_each: list[list[ir.Value]]) -> None:
-        value = _widened(e, format, e.at(e.at(weights, k, width), j * width))
-        for x, two in zip(xs, two_of_each, strict=True):
-            element = e.load(e.at(e.at(x, k, 4), 4 * j), f32, 4)
-            b.store(e.fma(value, e.splat(element), b.load(two[j % 2])), two[j % 2])
+    def step(k: ir.Value, j: int, parity: int) -> None:
+        values = [_widened(e, format, e.at(e.at(w, k, width), j * width)) for w in weights]
+        for t, x in enumerate(xs):
+            element = e.splat(e.load(e.at(e.at(x, k, 4), 4 * j), f32, 4))
+            for value, places in zip(values, accumulators, strict=True):
+                place = places[t][parity]
+                b.store(e.fma(value, element, b.load(place)), place)
 
     quads = b.lshr(in_features, e.integer(2))
     with e.loop(quads) as quad:
+        k = b.shl(quad, e.integer(2))
+        if len(weights) == 1:
+            e.prefetch(e.at(e.at(weights[0], k, width), _PREFETCH_BYTES), 4 * width)
         for j in range(4):
-            step(b.shl(quad, e.integer(2)), j, accumulators)
+            step(k, j, j % 2)
     with e.loop(b.and_(in_features, e.integer(3))) as tail:
-        step(b.add(b.shl(quads, e.integer(2)), tail), 0, accumulators)
-    return [b.fadd(b.load(even), b.load(odd)) for even, odd in accumulators]
+        step(b.add(b.shl(quads, e.integer(2)), tail), 0, 0)
+    return [[b.fadd(b.load(even), b.load(odd)) for even, odd in places] for places in accumulators]
 
 
 def _widened(e: Emitter, format: StorageFormat, address: ir.Value) -> ir.Value:
