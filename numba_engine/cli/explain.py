@@ -23,12 +23,12 @@ from numba_engine.profiling.explain.close_up import CloseUp, CloseUpStep
 from numba_engine.profiling.explain.essay import essay
 from numba_engine.profiling.explain.stages import choose
 from numba_engine.profiling.explain.walk import (
-    EmbeddingRow,
     Token,
     Walk,
     as_json,
     budget_of,
     cost_of,
+    embedding_row,
     fastest,
     near_of,
     phases_of,
@@ -97,7 +97,9 @@ def explain(
     if repetitions is None:
         repetitions = 1 if llm.model_info.backend == "ptx" else _DEFAULT_REPETITIONS
     params = sampling_params(options, llm.default_sampling)
-    walk = _walk(llm, text.text, text.token_ids(llm), params, fusion=fusion, repetitions=repetitions)
+    token_ids = text.token_ids(llm)
+    whole = llm.detokenize(token_ids) if text.is_chat else text.text
+    walk = _walk(llm, whole, token_ids, params, fusion=fusion, repetitions=repetitions)
     if as_json_object:
         said = {"walk": as_json(walk), "answers": as_json(answers(walk))}
         click.echo(json.dumps(said, ensure_ascii=False))
@@ -139,7 +141,6 @@ def _walk(
     phases = phases_of(decode_step, info.num_layers)
     logits = runs[0].steps[-1].logits
     assert logits is not None
-    assert phases.embedding.matrix is not None
     return Walk(
         model=info,
         caches=cpu_caches() if info.backend == "cpu" else (),
@@ -149,13 +150,7 @@ def _walk(
         first_token=_token(llm, drawn[0]),
         prefill=costs["prefill"],
         decode=costs["decode"],
-        embedding=EmbeddingRow(
-            token=_token(llm, drawn[0]),
-            table=phases.embedding.matrix,
-            row_bytes=phases.embedding.one.weight_bytes,
-            num_values=phases.embedding.matrix.shape[1],
-            phase=phases.embedding,
-        ),
+        embedding=embedding_row(_token(llm, drawn[0]), phases.embedding),
         layer_phases=phases.layer,
         layers=phases.layers,
         head_phases=phases.head,

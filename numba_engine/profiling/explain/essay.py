@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
 from rich.rule import Rule
@@ -90,7 +91,8 @@ def _prompt(walk: Walk) -> Iterable[RenderableType]:
         f"The model computes with numbers, not with text. The tokenizer cut {len(walk.prompt):,} characters into"
         f" {format_plural(len(tokens), 'token')}; each has an id below {walk.model.vocab_size:,}."
     )
-    yield Text("   ").join(_token(token) for token in tokens[: _shown(tokens)])
+    shown = (Text.assemble((f"{token.token_id} ", "dim"), repr(token.text)) for token in tokens[: _shown(tokens)])
+    yield Columns(shown, padding=(0, 3))
     if len(tokens) > _shown(tokens):
         yield _paragraph(f"… and {len(tokens) - _shown(tokens):,} more, the last {_quoted(tokens[-1])}.")
 
@@ -102,7 +104,8 @@ def _prefill_and_decode(walk: Walk) -> Iterable[RenderableType]:
         f"The prompt is known from the start, so its {format_plural(prefill.num_tokens, 'token')} went through {many}"
         f" (prefill). Their keys and values stay in the KV cache, and the last one's logits gave"
         f" {_quoted(walk.first_token)}. From there on every token needs the one before, and goes through alone"
-        f" (decode). The rest of this text follows the step that takes in {_quoted(walk.first_token)} and makes the token after it."
+        f" (decode). The rest of this text follows the step that takes in {_quoted(walk.first_token)} and makes the"
+        f" token after it."
     )
     table = plain_table("")
     table.add_column("")
@@ -146,8 +149,8 @@ def _layers(walk: Walk) -> Iterable[RenderableType]:
     yield _paragraph(
         f"Each layer does the same on its own weights: attention ({heads}{sharing}), then an MLP"
         f" {m.hidden_size:,} → {m.intermediate_size:,} → {m.hidden_size:,}. Shapes, bytes and FLOPs are those of the"
-        f" first layer, the time is the mean layer's; then all {format_plural(m.num_layers, 'layer')} together, and their"
-        f" share of the token's time."
+        f" first layer, the time is the mean layer's; then all {format_plural(m.num_layers, 'layer')} together, and"
+        f" their share of the token's time."
     )
     yield _phase_list(walk.layer_phases)
     yield _phase_table(walk.layer_phases, walk, total=walk.layers)
@@ -176,8 +179,8 @@ def _choice(walk: Walk) -> Iterable[RenderableType]:
     else:
         yield _paragraph(
             f"The draw is a race: token i gets a random u in (0, 1), by Philox from the seed {choice.seed}, from how"
-            f" many tokens came before ({choice.output_index}) and from i alone. The largest p / -log u wins, so that each"
-            f" wins with its probability p whatever else is in the batch."
+            f" many tokens came before ({choice.output_index}) and from i alone. The largest p / -log u wins, so that"
+            f" each wins with its probability p whatever else is in the batch."
         )
         table = plain_table("")
         table.add_column("token")
@@ -207,8 +210,9 @@ def _choice(walk: Walk) -> Iterable[RenderableType]:
 
 def _text(walk: Walk) -> Iterable[RenderableType]:
     yield _paragraph(
-        f"Token {walk.token.token_id:,} stands for {walk.token.text!r}. Bytes that do not complete a character yet are"
-        f" held back until one does. What the engine has put out so far, after the prompt: {walk.text!r}."
+        f"Token {walk.token.token_id:,} stands for {walk.token.text!r}. A token may end inside a character, whose bytes"
+        f" are then held back until the next ones complete it, or become U+FFFD if none follow. Both tokens together,"
+        f" after the prompt: {walk.text!r}."
     )
 
 
@@ -305,7 +309,10 @@ def _stage_table(stages: Sequence[Stage]) -> Table:
     table.add_column("mass", justify="right", no_wrap=True)
     table.add_column("most likely: probability (logit)")
     for stage in stages:
-        best = "  ".join(f"{c.text!r} {c.probability:.2%} ({c.logit:.2f})" for c in stage.top[:_CANDIDATES_SHOWN])
+        best = "  ".join(
+            f"{_named_by(c.token_id, c.text)} {c.probability:.2%} ({c.logit:.2f})"
+            for c in stage.top[:_CANDIDATES_SHOWN]
+        )
         cells = (stage.name, stage.setting, f"{stage.num_left:,}", f"{stage.mass:.1%}", best)
         table.add_row(*(Text(cell) for cell in cells))
     return table
@@ -329,16 +336,17 @@ def _dims(shape: Sequence[int]) -> str:
     return f"[{', '.join(str(extent) for extent in shape)}]"
 
 
-def _token(token: Token) -> Text:
-    return Text.assemble((f"{token.token_id} ", "dim"), repr(token.text))
-
-
 def _shown(tokens: Sequence[Token]) -> int:
     return len(tokens) if len(tokens) <= _MAX_TOKENS_SHOWN else _MAX_TOKENS_SHOWN - 2
 
 
 def _quoted(token: Token) -> str:
-    return repr(token.text)
+    return _named_by(token.token_id, token.text)
+
+
+def _named_by(token_id: int, text: str) -> str:
+    """Part of a character, or no text at all, does not tell a token from others."""
+    return repr(text) if text and "\ufffd" not in text else f"{text!r} (#{token_id})"
 
 
 def _paragraph(*parts: str) -> Text:

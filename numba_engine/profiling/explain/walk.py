@@ -12,6 +12,7 @@ from numba_engine.profiling.explain.caches import CacheLevel
 from numba_engine.profiling.explain.close_up import CallProfile, CloseUpStep, Matrix, NamedShape
 from numba_engine.profiling.explain.stages import Choice
 from numba_engine.profiling.report import OpProfile
+from numba_engine.storage import StorageFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ class Walk:
     caches: tuple[CacheLevel, ...]
     repetitions: int
     prompt: str
+    """As it was tokenised, a chat in its template."""
     prompt_tokens: tuple[Token, ...]
     first_token: Token
     """Drawn from the prompt's last logits; the step explained takes it in."""
@@ -158,7 +160,7 @@ class Walk:
     choice: Choice
     token: Token
     text: str
-    """What the engine put out: the text of both new tokens as far as it is certain."""
+    """What the engine put out: of both new tokens together."""
     budget: Budget
     recompute: Cost
     """The same context as a prompt: what the step would be without a KV cache."""
@@ -243,6 +245,20 @@ def added(name: str, ops: Sequence[OpProfile]) -> OpProfile:
     """All of them together."""
     summed = {field.name: sum(getattr(op, field.name) for op in ops) for field in fields(OpProfile)[1:]}
     return OpProfile(name, **summed)
+
+
+def embedding_row(token: Token, embedding: Phase) -> EmbeddingRow:
+    """The row that ``token`` is, of the table that ``embedding`` looks it up in."""
+    table = embedding.matrix
+    assert table is not None
+    num_values = table.shape[1]
+    return EmbeddingRow(
+        token=token,
+        table=table,
+        row_bytes=StorageFormat[table.formats[0]].row_bytes(num_values),
+        num_values=num_values,
+        phase=embedding,
+    )
 
 
 def budget_of(decode: Cost, others: Sequence[Cost], *, read_bandwidth_gbps: float, unwatched_time_s: float) -> Budget:
