@@ -11,9 +11,9 @@ by lane); the last bits of approximate functions (they are correctly rounded her
 
 from __future__ import annotations
 
+from numba_engine.backends.ptx.binding import Checks
 from numba_engine.backends.ptx.counters import ArrayCounters, LaunchCounters, Traffic
 from numba_engine.backends.ptx.device import LoadedKernel, PtxArray, PtxDevice
 from numba_engine.backends.ptx.errors import PtxError
-from numba_engine.backends.ptx.machine import Checks
 
 __all__ = ["ArrayCounters", "Checks", "LaunchCounters", "LoadedKernel", "PtxArray", "PtxDevice", "PtxError", "Traffic"]

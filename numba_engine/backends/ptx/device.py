@@ -12,9 +12,10 @@ import numpy as np
 import numba_engine.backends.ptx.semantics  # noqa: F401  (registers the opcodes)
 from numba_engine.backends.cuda.device import Grid, MemoryInfo
 from numba_engine.backends.ptx import counters
+from numba_engine.backends.ptx.binding import DTYPES, Checks, Counting, Pool
 from numba_engine.backends.ptx.counters import ArrayCounters, LaunchCounters
 from numba_engine.backends.ptx.errors import PtxError
-from numba_engine.backends.ptx.machine import DTYPES, Checks, Counting, Machine, Pool
+from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.memory import GLOBAL_BASE, Allocation, Arena
 from numba_engine.backends.ptx.parser import Module, parse
 from numba_engine.backends.ptx.program import Program, build

@@ -16,8 +16,8 @@ from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.memory import FLIGHT, GLOBAL_BASE, W_EPOCH, W_SYNC, WRITER, WRITTEN
 from numba_engine.backends.ptx.parser import Instruction, Operand, Register
+from numba_engine.backends.ptx.registry import Op, opcode
 from numba_engine.backends.ptx.semantics.load_store import BOTH, Access, describe_global, describe_shared
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
 
 
 @dataclass(slots=True, eq=False)

@@ -7,12 +7,13 @@ from typing import Any
 from numba import njit, uint64
 
 from numba_engine.backends.ptx import counters
+from numba_engine.backends.ptx.binding import DTYPES
 from numba_engine.backends.ptx.lanes import Mask
-from numba_engine.backends.ptx.machine import DTYPES, Machine
+from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.parser import TYPE_BYTES, Immediate, Instruction, Operand, Vector
 from numba_engine.backends.ptx.primitives import add_packed_bf16, add_packed_f16
+from numba_engine.backends.ptx.registry import Op, opcode
 from numba_engine.backends.ptx.semantics.load_store import BOTH, Access, by_space, space_of
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
 
 _OPERATIONS = ("add", "min", "max", "and", "or", "xor", "exch", "inc", "dec")
 ADD, MIN, MAX, AND, OR, XOR, EXCH, INC, DEC = range(len(_OPERATIONS))

@@ -9,7 +9,7 @@ import numpy as np
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.parser import TYPE_BYTES, Instruction, Sink, both_results
 from numba_engine.backends.ptx.primitives import get
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
+from numba_engine.backends.ptx.registry import Op, opcode
 
 _ORDERED: dict[str, Any] = {
     "eq": np.equal,

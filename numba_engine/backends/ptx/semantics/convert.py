@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.ptx.machine import DTYPES, Machine
+from numba_engine.backends.ptx.binding import DTYPES
+from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
 from numba_engine.backends.ptx.parser import TYPE_BYTES, Instruction
 from numba_engine.backends.ptx.primitives import get
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
+from numba_engine.backends.ptx.registry import Op, opcode
 
 _MODES = {"rni": 0, "rzi": 1, "rmi": 2, "rpi": 3}
 _INTEGRAL: dict[str, Any] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}

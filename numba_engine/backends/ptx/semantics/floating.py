@@ -9,7 +9,7 @@ import numpy as np
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.parser import Instruction
 from numba_engine.backends.ptx.primitives import get
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
+from numba_engine.backends.ptx.registry import Op, opcode
 
 _DIRECTED = ("rz", "rm", "rp")
 _PLAIN: dict[str, Any] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}

@@ -13,8 +13,8 @@ import numpy as np
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.parser import Instruction
 from numba_engine.backends.ptx.primitives import get
+from numba_engine.backends.ptx.registry import Op, opcode
 from numba_engine.backends.ptx.semantics import floating
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
 
 KINDS = ("f16", "bf16", "f16x2", "bf16x2")
 _F32 = "f32"

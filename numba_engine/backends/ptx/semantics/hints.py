@@ -6,7 +6,7 @@ import numpy as np
 
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.parser import Instruction
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
+from numba_engine.backends.ptx.registry import Op, opcode
 
 
 @opcode(

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from numba_engine.backends.ptx import counters, memory
+from numba_engine.backends.ptx.binding import DTYPES
 from numba_engine.backends.ptx.lanes import Mask
-from numba_engine.backends.ptx.machine import DTYPES, Machine
+from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.memory import GLOBAL_BASE, LOCAL_WINDOW, SHARED_WINDOW
 from numba_engine.backends.ptx.parser import (
     TYPE_BYTES,
@@ -22,7 +23,7 @@ from numba_engine.backends.ptx.parser import (
     Vector,
 )
 from numba_engine.backends.ptx.program import BLOCK, THREAD
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
+from numba_engine.backends.ptx.registry import Op, opcode
 
 BOTH = BLOCK | THREAD
 _LOADS = {1: memory.load, 2: memory.load2, 4: memory.load4}
@@ -100,7 +101,9 @@ def by_space(machine: Machine, at: Instruction, address: Operand, make: Callable
             "local" if isinstance(address.base, Symbol) and address.base.name in machine.program.local else "global"
         )
     base = machine.src(address.base, "u64")
-    ops: dict[str, Op] = {}
+    # Each space writes its own lanes of the result and leaves those of the others.
+    machine.writes_all = False
+    ops = {space: make(space) for space in ("global", "shared", "local")}
 
     def run(mask: Mask) -> None:
         for space, low, high in (
@@ -110,8 +113,6 @@ def by_space(machine: Machine, at: Instruction, address: Operand, make: Callable
         ):
             here = mask.narrow(np.logical_and(base >= np.uint64(low), base < np.uint64(high)), False)
             if here.count:
-                if space not in ops:
-                    ops[space] = make(space)
                 ops[space](here)
 
     return run

@@ -18,8 +18,8 @@ from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.parser import Instruction, Vector
 from numba_engine.backends.ptx.primitives import get
+from numba_engine.backends.ptx.registry import Op, opcode
 from numba_engine.backends.ptx.semantics.load_store import BOTH, Access
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
 
 _ELEMENTS = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4, "e4m3": 4, "e5m2": 4}
 """Elements in a register by type."""

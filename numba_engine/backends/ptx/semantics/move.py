@@ -9,8 +9,8 @@ import numpy as np
 from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import CLOCK_PER_STEP, Machine
 from numba_engine.backends.ptx.parser import TYPE_BYTES, Instruction, Register, Sink, Vector
+from numba_engine.backends.ptx.registry import Op, opcode
 from numba_engine.backends.ptx.semantics.convert import copy
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
 
 
 @opcode("mov")

@@ -9,8 +9,8 @@ from numba_engine.backends.ptx.control import warp_bits
 from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.parser import Instruction, both_results
+from numba_engine.backends.ptx.registry import Op, opcode
 from numba_engine.backends.ptx.semantics.load_store import BOTH
-from numba_engine.backends.ptx.semantics.registry import Op, opcode
 
 _LANE = np.arange(32, dtype=np.int32)
 
