@@ -244,7 +244,7 @@ def _ops_table(phase: PhaseProfile, keys: dict[str, OpKey], bandwidth_gbps: floa
             ("FLOP/byte", FORMULA),
             ("GFLOP/s", _SHORT),
             ("GB/s", _SHORT),
-            ("of read bandwidth", _SHORT),
+            ("of bandwidth", _SHORT),
         ),
         rows=(*rows, host),
     )

@@ -236,10 +236,11 @@ def timeline_plot(steps: Sequence[StepProfile], keys: Mapping[str, OpKey], floor
         rows = [1, 4] if decode else [1]
         all_axes = figure.subplots(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
         lane = all_axes[0]
+        gap = 40 / max(len(steps), 80)  # narrower as bars become so
         for step, begin_s in spans:
             color = _MUTED if phase_of(step) == DECODE else _INK
             width = step.net_time_s * 1e3
-            bar = lane.barh(0, width, left=begin_s * 1e3, color=color, edgecolor=_SURFACE, linewidth=0.4)
+            bar = lane.barh(0, width, left=begin_s * 1e3, color=color, edgecolor=_SURFACE, linewidth=gap)
             bar[0].set_gid(f"step-{step.index}")
         lane.set(
             xlim=(0, max(start_s * 1e3, 1e-9)), ylim=(-0.4, 0.4), yticks=[], xlabel="ms since the first step began"
