@@ -15,9 +15,10 @@ import numpy as np
 from numba_engine.backends.ptx import counters, memory
 from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.memory import Arena
+from numba_engine.backends.ptx.operands import BLOCK, THREAD, is_special
 from numba_engine.backends.ptx.parser import TYPE_BYTES, Immediate, Operand, Register, Symbol
 from numba_engine.backends.ptx.primitives import get
-from numba_engine.backends.ptx.program import BLOCK, THREAD, Program, is_special
+from numba_engine.backends.ptx.program import Program
 from numba_engine.backends.ptx.registry import Op
 
 DTYPES: dict[str, Any] = {

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from numba_engine.backends.ptx.cfg import BasicBlock
 from numba_engine.backends.ptx.errors import PtxError
 from numba_engine.backends.ptx.lanes import Mask
+from numba_engine.backends.ptx.operands import BLOCK
 from numba_engine.backends.ptx.parser import Immediate, Instruction, Operand
-from numba_engine.backends.ptx.program import BLOCK, BasicBlock
 
 if TYPE_CHECKING:
     from numba_engine.backends.ptx.machine import Machine

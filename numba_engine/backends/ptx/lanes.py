@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numba_engine.backends.ptx.program import BLOCK, THREAD
+from numba_engine.backends.ptx.operands import BLOCK, THREAD
 
 
 @dataclass(slots=True, eq=False)

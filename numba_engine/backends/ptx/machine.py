@@ -1,7 +1,7 @@
 """Runs a bound program: decodes its instructions once, then schedules lanes from block to block.
 
 The lanes ``[blocks, threads padded to whole warps]`` of a batch of blocks run in lockstep. ``ready`` maps numbers of
-basic blocks to the lanes waiting there; the machine runs the lowest number first (see ``program``). Lanes that wait for
+basic blocks to the lanes waiting there; the machine runs the lowest number first (see ``cfg``). Lanes that wait for
 others at a barrier or a ``.sync`` instruction are parked until these arrive, or until nothing else can run, which is an
 error.
 """
@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from numba_engine.backends.ptx.binding import NUM_SMS, Binding, Checks, Counting, Pool
+from numba_engine.backends.ptx.cfg import BasicBlock
 from numba_engine.backends.ptx.control import Barrier, WarpSync, leave, synchronisation
 from numba_engine.backends.ptx.errors import ErrorKind, PtxError
 from numba_engine.backends.ptx.lanes import Live, Mask
 from numba_engine.backends.ptx.memory import Arena
+from numba_engine.backends.ptx.operands import destinations, is_sync
 from numba_engine.backends.ptx.parser import Instruction, Module
-from numba_engine.backends.ptx.program import BasicBlock, Program, destinations, is_sync
+from numba_engine.backends.ptx.program import Program
 from numba_engine.backends.ptx.registry import Op, lookup
 
 CLOCK_PER_STEP = 8

@@ -9,9 +9,9 @@ import numpy as np
 from numba_engine.backends.ptx.binding import DTYPES
 from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import Machine
+from numba_engine.backends.ptx.operands import CARRY
 from numba_engine.backends.ptx.parser import TYPE_BYTES, Immediate, Instruction
 from numba_engine.backends.ptx.primitives import get
-from numba_engine.backends.ptx.program import CARRY
 from numba_engine.backends.ptx.registry import Op, opcode
 from numba_engine.backends.ptx.semantics import floating, half
 

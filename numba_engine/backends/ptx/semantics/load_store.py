@@ -11,6 +11,7 @@ from numba_engine.backends.ptx.binding import DTYPES
 from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.memory import GLOBAL_BASE, LOCAL_WINDOW, SHARED_WINDOW
+from numba_engine.backends.ptx.operands import BLOCK, THREAD
 from numba_engine.backends.ptx.parser import (
     TYPE_BYTES,
     Address,
@@ -22,7 +23,6 @@ from numba_engine.backends.ptx.parser import (
     Symbol,
     Vector,
 )
-from numba_engine.backends.ptx.program import BLOCK, THREAD
 from numba_engine.backends.ptx.registry import Op, opcode
 
 BOTH = BLOCK | THREAD
