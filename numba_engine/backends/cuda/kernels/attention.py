@@ -15,8 +15,8 @@ In decode those are all the query heads that share it, so keys and values are re
 several tokens.
 
 The context is taken in *segments* of 256 tokens, counted from position 0:
-  1. scores: 8 to 32 lanes take a token, 16 bytes of its key each (4 loads in flight), multiply with the rows' q, loaded
-     into registers anew for each segment so that they are free for the values later, and sum over the lanes;
+  1. scores: 8 to 32 lanes take a token, 16 bytes of its key each (4 loads in flight), multiply with the rows' q, in
+     registers (brought there anew for each segment, so that the values can have them later), and sum over the lanes;
   2. softmax of the segment's scores, in base 2 (scale · log2 e is part of q): maximum, exponentials, sum;
   3. values: the same lanes take the same tokens, 16 bytes of value each, and sum p · v in registers; then over the
      warps through shared memory.
@@ -157,20 +157,33 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
             base = uint32(segment * uint32(SEGMENT))
             count = min(uint32(SEGMENT), uint32(end - base))
 
-            # 1. scores
-            for r in range(ROWS):
-                row = min(uint32(first_row + uint32(r)), last_row)
+            # q to registers, by way of the scores' place: read coalesced, and once for the four warps
+            quad_index = thread
+            while quad_index < uint32(ROWS * row_quads):
+                r = uint32(quad_index // uint32(row_quads))
+                n = uint32(quad_index - r * uint32(row_quads))
+                row = min(uint32(first_row + r), last_row)
                 token = uint32(row // group_size)
                 head = uint32(kv_head * group_size + (row - token * group_size))
                 place = uint32((first_token + token) * (num_heads + uint32(2) * num_kv_heads) + head)
+                quad = load_quad(qkv, uint32(place * uint32(head_dim) + n * uint32(4)))
+                place = uint32((r * uint32(row_quads) + (n ^ ((n >> uint32(3)) & uint32(1)))) * uint32(4))
+                scaled = (quad[0] * log2_e, quad[1] * log2_e, quad[2] * log2_e, quad[3] * log2_e)
+                store_quad(scores, place, scaled)
+                quad_index = uint32(quad_index + uint32(THREADS))
+            cuda.syncthreads()
+            for r in range(ROWS):
                 for chunk in range(chunks):
                     for half in range(values_per_word):
-                        dim = uint32((uint32(chunk * lanes) + c) * uint32(dims) + uint32(4 * half))
+                        n = uint32((uint32(chunk * lanes) + c) * uint32(values_per_word) + uint32(half))
                         quad = (float32(0), float32(0), float32(0), float32(0))
-                        if dim < uint32(head_dim):
-                            quad = load_quad(qkv, uint32(place * uint32(head_dim) + dim))
+                        if n < uint32(row_quads):
+                            place = uint32(uint32(r * row_quads) + (n ^ ((n >> uint32(3)) & uint32(1))))
+                            quad = load_quad(scores, uint32(place * uint32(4)))
                         for i in range(4):
-                            q[r * lane_dims + chunk * dims + 4 * half + i] = float32(quad[i] * log2_e)
+                            q[r * lane_dims + chunk * dims + 4 * half + i] = quad[i]
+
+            # 1. scores
             if uint32(thread << log2_block) < count:
                 entry = uint32(sequence * max_blocks + (base >> log2_block) + thread)
                 blocks[thread] = uint32(block_tables[entry])

@@ -3,8 +3,8 @@
 Arrays (flat): out float32 [num_tokens, hidden]; token_ids int32 [num_tokens]; table uint32, packed (``packing.py``);
 hidden a multiple of 4.
 
-A thread a quad of the output: it finds the words of its four values, widens them and writes 16 bytes. Neighbours read
-neighbouring words. No shared memory. Bytes moved: one row of the table and one of out a token.
+A thread a 16-byte load of the table (quantised: a quad of the output) finds its words, widens them and writes quads.
+Neighbours read neighbouring words. No shared memory. Bytes moved: one row of the table and one of out a token.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
     float_of_half,
     float_of_nibble,
     fma,
+    load_quad,
     store_quad,
 )
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS, lanes_for, num_units
@@ -41,38 +42,37 @@ def embedding_kernel(format: StorageFormat) -> Kernel:
 
 def _float(format: StorageFormat) -> Any:
     values_per_word = 4 // format.block_bytes
-    words_per_quad = 4 // values_per_word
+    quads_per_load = values_per_word
     quads_per_unit = LAYOUTS[format].unit // 4
     to_float = {StorageFormat.F32: float_of, StorageFormat.F16: float_of_half, StorageFormat.BF16: float_of_bf16}[
         format
     ]
 
     def embedding(out, token_ids, table, hidden, units, lanes):  # type: ignore[no-untyped-def]
-        quad = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))
-        if uint32(quad * uint32(4)) >= hidden:
+        load = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))  # of the row's 2 units
+        if load >= uint32(units * uint32(2)):
             return
         token = uint32(cuda.blockIdx.x)
         row = uint32(token_ids[token])
-        base = uint32(uint32(quad // uint32(lanes * uint32(quads_per_unit))) * lanes)
+        base = uint32(uint32(load // uint32(lanes * uint32(2))) * lanes)
         width = min(lanes, uint32(units - base))
-        inside = uint32(quad - base * uint32(quads_per_unit))
+        inside = uint32(load - base * uint32(2))
         j = uint32(inside // width)
-        load = uint32(uint32(j // uint32(values_per_word)) * uint32(4) + (row & uint32(3)))
-        word = uint32(
-            uint32(uint32((row >> uint32(2)) * units + base) * uint32(8) + load * width + (inside - j * width))
-            * uint32(4)
-            + uint32(j % uint32(values_per_word)) * uint32(words_per_quad)
-        )
-        w0, w1 = table[word], table[uint32(word + uint32(1 // values_per_word))]
-        w2 = table[uint32(word + uint32(2 // values_per_word))]
-        w3 = table[uint32(word + uint32(3 // values_per_word))]
-        values = (
-            to_float(w0, 0),
-            to_float(w1, 1 % values_per_word),
-            to_float(w2, 0),
-            to_float(w3, 1 % values_per_word),
-        )
-        store_quad(out, uint32(token * hidden + quad * uint32(4)), values)
+        lane = uint32(inside - j * width)
+        first = uint32(uint32((row >> uint32(2)) * units + base) * uint32(8))
+        place = uint32(first + uint32(j * uint32(4) + (row & uint32(3))) * width + lane)
+        words = load_quad(table, uint32(place * uint32(4)))
+        for i in range(quads_per_load):
+            quad = uint32(base * uint32(quads_per_unit) + (j * uint32(quads_per_load) + uint32(i)) * width + lane)
+            at = 4 * i // values_per_word
+            values = (
+                to_float(words[at], 0),
+                to_float(words[at + 1 // values_per_word], 1 % values_per_word),
+                to_float(words[at + 2 // values_per_word], 2 % values_per_word),
+                to_float(words[at + 3 // values_per_word], 3 % values_per_word),
+            )
+            if uint32(quad * uint32(4)) < hidden:
+                store_quad(out, uint32(token * hidden + quad * uint32(4)), values)
 
     return embedding
 
@@ -105,13 +105,12 @@ def _quantized(format: StorageFormat) -> Any:
         load = uint32(uint32(half * uint32(4) + r) * uint32(loads_per_block) + (j >> uint32(2)))
         word = table[uint32(uint32(first + load * width + lane) * uint32(4) + (j & uint32(3)))]
         word = uint32(word >> uint32(uint32(quad % uint32(quads_per_word)) * uint32(16)))
-        place = uint32(
-            uint32(first + uint32(weight_loads) * width + lane) * uint32(4) + half * uint32(2) + (r >> uint32(1))
-        )
-        scale = float_of_half(table[place], r & uint32(1))
+        place = uint32(uint32(first + uint32(weight_loads) * width + lane) * uint32(4))
+        scale = float_of_half(_word_at(load_quad(table, place), half, r), r & uint32(1))
         minimum = float32(0)
         if has_minima:
-            minimum = float_of_half(table[uint32(place + width * uint32(4))], r & uint32(1))
+            minima = load_quad(table, uint32(place + width * uint32(4)))
+            minimum = float_of_half(_word_at(minima, half, r), r & uint32(1))
         store_quad(
             out,
             uint32(token * hidden + quad * uint32(4)),
@@ -126,6 +125,14 @@ def _quantized(format: StorageFormat) -> Any:
     return embedding
 
 
+@cuda.jit(device=True, inline="always")
+def _word_at(words, half, r):  # type: ignore[no-untyped-def]
+    """The word of 8 scales that holds row r of block ``half``."""
+    low = words[1] if r > uint32(1) else words[0]
+    high = words[3] if r > uint32(1) else words[2]
+    return high if half > uint32(0) else low
+
+
 def embedding(
     device: Device,
     out: DeviceArray,
@@ -135,6 +142,8 @@ def embedding(
 ) -> None:
     """``table`` holds one segment: all rows of one format."""
     num_tokens, hidden = out.shape
-    grid = num_tokens, -(-hidden // (4 * THREADS))
-    arguments = [flat(out), token_ids, table, hidden, num_units(format, hidden), lanes_for(format, hidden)]
+    units = num_units(format, hidden)
+    num_threads = hidden // 4 if format.is_quantized else 2 * units
+    grid = num_tokens, -(-num_threads // THREADS)
+    arguments = [flat(out), token_ids, table, hidden, units, lanes_for(format, hidden)]
     device.launch(embedding_kernel(format), grid, arguments)

@@ -209,14 +209,16 @@ def sample_kernel() -> Kernel:
                     cuda.syncthreads()
                     # From the top: which bin takes the sum to what is wanted? Groups, then threads, then bins.
                     part = uint64(0)
-                    for i in range(BINS_PER_THREAD):
-                        part += histogram[uint32(uint32(BINS - 1 - i) - thread * uint32(BINS_PER_THREAD))]
+                    for i in range(BINS_PER_THREAD):  # each thread begins elsewhere, against bank conflicts
+                        turned = uint32((uint32(i) + (thread >> uint32(2))) & uint32(BINS_PER_THREAD - 1))
+                        part += histogram[uint32(uint32(BINS - 1) - thread * uint32(BINS_PER_THREAD) - turned)]
                     parts[thread] = part
                     cuda.syncthreads()
                     if thread < uint32(32):
                         group = uint64(0)
                         for i in range(WARPS):
-                            group += parts[uint32(thread * uint32(WARPS) + uint32(i))]
+                            turned = uint32((uint32(i) + thread) & uint32(WARPS - 1))
+                            group += parts[uint32(thread * uint32(WARPS) + turned)]
                         groups[thread] = group
                     cuda.syncthreads()
                     if thread == uint32(0):
