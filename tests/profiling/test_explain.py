@@ -383,6 +383,18 @@ def test_a_device_that_repeats_nothing_still_answers(walk: Walk) -> None:
     assert (second.short, second.figures) == ("Operands loaded near it.", {})
 
 
+def test_a_simulators_times_prove_nothing(walk: Walk) -> None:
+    simulated = replace(walk, model=replace(walk.model, backend="ptx"), near=None)
+    for answer in answers(simulated):
+        assert not [name for name in answer.figures if name.endswith("_s")], answer
+        assert " ms" not in answer.text
+        assert " µs" not in answer.text
+    text = " ".join(rendered(simulated).split())
+    assert text.count("This GPU is simulated") == 2
+    assert "achieved" not in text
+    assert "achieved" in rendered(walk)
+
+
 def test_json_is_complete(walk: Walk) -> None:
     said = json.loads(json.dumps(as_json(walk), allow_nan=False))
     assert said["budget"]["idle_share"] == walk.budget.idle_share, "what follows from the fields is there too"

@@ -33,22 +33,34 @@ def answers(walk: Walk) -> tuple[Answer, ...]:
 
 def _resident_or_near(walk: Walk) -> Answer:
     budget, decode = walk.budget, walk.decode
-    return Answer(
-        "Are “the weights are already in memory” and “the weights are already beside the arithmetic units” the same?",
-        "No.",
+    text = (
         f"All {format_bytes(walk.model.weight_bytes)} of weights lay in memory before this token began, and still the"
-        f" step had {format_bytes(decode.weight_bytes)} of them brought to the units, and took"
-        f" {format_time(decode.time_s)}. Had they been beside the units already, the arithmetic alone would have been"
-        f" left: {format_count(decode.flops)} FLOPs, {format_time(budget.arithmetic_s)} at the"
-        f" {budget.best_gflops:.1f} GFLOP/s that the units reached elsewhere in this run. So the units had nothing"
-        f" to do for at least {budget.idle_share:.0%} of the token.",
-        {
-            "resident_weight_bytes": walk.model.weight_bytes,
-            "moved_weight_bytes": decode.weight_bytes,
+        f" step had {format_bytes(decode.weight_bytes)} brought to the units"
+    )
+    figures: dict[str, float] = {
+        "resident_weight_bytes": walk.model.weight_bytes,
+        "moved_weight_bytes": decode.weight_bytes,
+        "flops": decode.flops,
+    }
+    if walk.is_simulated:
+        text += f", for {format_count(decode.flops)} FLOPs: {decode.intensity:.1f} for each byte."
+    else:
+        text += (
+            f", and took {format_time(decode.time_s)}. Had they been beside the units already, the arithmetic alone"
+            f" would have been left: {format_count(decode.flops)} FLOPs, {format_time(budget.arithmetic_s)} at the"
+            f" {budget.best_gflops:.1f} GFLOP/s that the units reached elsewhere in this run. So the units had nothing"
+            f" to do for at least {budget.idle_share:.0%} of the token."
+        )
+        figures |= {
             "time_s": decode.time_s,
             "arithmetic_s": budget.arithmetic_s,
             "idle_share": budget.idle_share,
-        },
+        }
+    return Answer(
+        "Are “the weights are already in memory” and “the weights are already beside the arithmetic units” the same?",
+        "No.",
+        text,
+        figures,
     )
 
 
@@ -87,7 +99,7 @@ def _address_or_operand(walk: Walk) -> Answer:
 
 def _why_not_in_caches(walk: Walk) -> Answer:
     near_bytes = sum(level.nbytes for level in walk.caches)
-    bandwidth = walk.budget.read_bandwidth_gbps
+    bandwidth = 0.0 if walk.is_simulated else walk.budget.read_bandwidth_gbps
     parts = [f"70 G parameters of two bytes are {format_bytes(_LARGE_MODEL_BYTES)}."]
     figures: dict[str, float] = {"large_model_bytes": _LARGE_MODEL_BYTES}
     if near_bytes:
@@ -113,48 +125,61 @@ def _why_not_in_caches(walk: Walk) -> Answer:
 
 def _prefill_or_decode(walk: Walk) -> Answer:
     wide, decode = walk.wide, walk.decode
-    steps = format_plural(wide.num_steps, "step")
-    faster = decode.time_per_token_s / wide.time_per_token_s if wide.time_per_token_s else 0.0
+    text = (
+        f"A prompt of {format_plural(wide.num_tokens, 'token')} went through in"
+        f" {format_plural(wide.num_steps, 'step')}: {format_bytes(wide.weight_bytes)} of weights read, or"
+        f" {format_bytes(round(wide.weight_bytes_per_token))} a token, and {wide.intensity:,.1f} FLOPs for each byte"
+        f" from memory. The decoding step read {format_bytes(decode.weight_bytes)} for its one token, and had"
+        f" {decode.intensity:.1f} FLOPs for each byte."
+    )
+    figures: dict[str, float] = {
+        "prefill_tokens": wide.num_tokens,
+        "prefill_weight_bytes_per_token": wide.weight_bytes_per_token,
+        "prefill_intensity": wide.intensity,
+        "decode_weight_bytes_per_token": decode.weight_bytes_per_token,
+        "decode_intensity": decode.intensity,
+    }
+    if not walk.is_simulated:
+        faster = decode.time_per_token_s / wide.time_per_token_s
+        text += (
+            f" So a token of the prompt took {format_time(wide.time_per_token_s)}, at {wide.gflops:.1f} GFLOP/s, and"
+            f" the decoded one {format_time(decode.time_per_token_s)}, at {decode.gflops:.1f} GFLOP/s:"
+            f" {faster:.1f} times as long."
+        )
+        figures |= {
+            "prefill_time_per_token_s": wide.time_per_token_s,
+            "decode_time_per_token_s": decode.time_per_token_s,
+        }
     return Answer(
         "Why does prefill spread the reading of weights over more than decoding a small batch does?",
         "What is read once serves all tokens of the prompt.",
-        f"A prompt of {format_plural(wide.num_tokens, 'token')} went through in {steps}: weights read,"
-        f" {format_bytes(wide.weight_bytes)}, or {format_bytes(round(wide.weight_bytes_per_token))} a token;"
-        f" {wide.intensity:,.1f} FLOPs for each byte from memory; {format_time(wide.time_per_token_s)} a token at"
-        f" {wide.gflops:.1f} GFLOP/s. The decoding step read {format_bytes(decode.weight_bytes)} for its one token:"
-        f" {decode.intensity:.1f} FLOPs for each byte, {format_time(decode.time_s)}, {decode.gflops:.1f} GFLOP/s."
-        f" A token of the prompt was {faster:.1f} times as fast.",
-        {
-            "prefill_tokens": wide.num_tokens,
-            "prefill_weight_bytes_per_token": wide.weight_bytes_per_token,
-            "prefill_time_per_token_s": wide.time_per_token_s,
-            "prefill_intensity": wide.intensity,
-            "decode_weight_bytes_per_token": decode.weight_bytes_per_token,
-            "decode_time_per_token_s": decode.time_s,
-            "decode_intensity": decode.intensity,
-        },
+        text,
+        figures,
     )
 
 
 def _what_the_cache_saves(walk: Walk) -> Answer:
     again, decode = walk.recompute, walk.decode
     share = decode.kv_bytes / decode.memory_bytes
+    without, with_it = format_count(again.flops) + " FLOPs", format_count(decode.flops) + " FLOPs"
+    figures: dict[str, float] = {
+        "recompute_flops": again.flops,
+        "recompute_weight_bytes": again.weight_bytes,
+        "decode_flops": decode.flops,
+        "decode_weight_bytes": decode.weight_bytes,
+        "decode_kv_bytes": decode.kv_bytes,
+    }
+    if not walk.is_simulated:
+        without += f" and {format_time(again.time_s)}"
+        with_it += f" and {format_time(decode.time_s)}"
+        figures |= {"recompute_time_s": again.time_s, "decode_time_s": decode.time_s}
     return Answer(
         "Does the KV cache save computing past tokens again, or reading the weights for the current token?",
         "Computing the past again.",
         f"The same {again.context_len} tokens without a cache, all of them taken through the model again, were"
-        f" {format_count(again.flops)} FLOPs and {format_time(again.time_s)}; with it the step was"
-        f" {format_count(decode.flops)} FLOPs and {format_time(decode.time_s)}. The weights read were"
-        f" {format_bytes(again.weight_bytes)} without and {format_bytes(decode.weight_bytes)} with the cache: of those"
-        f" it saves none. It adds reading of its own, {format_bytes(decode.kv_bytes)} in this step ({share:.1%} of its"
-        f" bytes), which grows by {format_bytes(walk.model.kv_bytes_per_token)} with every token of context.",
-        {
-            "recompute_flops": again.flops,
-            "recompute_time_s": again.time_s,
-            "recompute_weight_bytes": again.weight_bytes,
-            "decode_flops": decode.flops,
-            "decode_time_s": decode.time_s,
-            "decode_weight_bytes": decode.weight_bytes,
-            "decode_kv_bytes": decode.kv_bytes,
-        },
+        f" {without}; with it the step was {with_it}. The weights read were {format_bytes(again.weight_bytes)} without"
+        f" and {format_bytes(decode.weight_bytes)} with the cache: of those it saves none. It adds reading and writing"
+        f" of its own, {format_bytes(decode.kv_bytes)} in this step ({share:.1%} of its bytes), which grow by"
+        f" {format_bytes(walk.model.kv_bytes_per_token)} with every token of context.",
+        figures,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
@@ -53,9 +53,10 @@ class RepeatedCall:
     """One call of the step made again and again with the same arguments, so that its weights lie in the caches."""
 
     call: CallProfile
-    """As it was in the step."""
+    in_step_time_s: float
+    """In the step: the median of the calls that stream as much, one a layer."""
     repeated_time_s: float
-    """The fastest of the repetitions."""
+    """The median of the repetitions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +80,7 @@ class CloseUp(Recorder):
     def take_step(self, **of_the_step: Any) -> CloseUpStep:
         """As the recorder's. One call is repeated, now that the step's time is taken."""
         calls = self._calls_one_by_one()
-        index = self._call_to_repeat(calls)
-        repeated = None if index is None else RepeatedCall(calls[index], self._fastest_repetition(index))
+        repeated = self._repeated(calls)
         step = super().take_step(**of_the_step)
         values = {field.name: getattr(step, field.name) for field in fields(StepProfile)}
         values["overhead_s"] += self._copying_s
@@ -103,33 +103,31 @@ class CloseUp(Recorder):
             profiles.append(CallProfile(op, _matrix(name, args), _named(inputs, args), _named(outputs, args)))
         return tuple(profiles)
 
-    def _call_to_repeat(self, calls: tuple[CallProfile, ...]) -> int | None:
-        """The call of a layer that streams most, of those that fit into caches; else the one that streams least."""
-        if self.inner.num_threads == 0:
-            return None
+    def _repeated(self, calls: tuple[CallProfile, ...]) -> RepeatedCall | None:
+        """Of the call that streams most, of those that fit into caches; if none does, of the one that streams least."""
         # These overwrite what they write; linear_add would add to the residual each time.
-        harmless = [i for i, call in enumerate(calls) if call.matrix and call.op.name in _REPEATABLE]
+        harmless = [i for i, call in enumerate(calls) if call.op.name in _REPEATABLE]
+        if self.inner.num_threads == 0 or not harmless:
+            return None
 
         def fit(i: int) -> tuple[bool, int]:
             nbytes = calls[i].op.weight_bytes
             return nbytes <= _CACHEABLE_BYTES, nbytes if nbytes <= _CACHEABLE_BYTES else -nbytes
 
-        # One of the middle layers, of several that are as good: the first follows the embedding's cold start.
-        best = max(harmless, key=fit, default=None)
-        if best is None:
-            return None
-        equals = [i for i in harmless if fit(i) == fit(best)]
-        return equals[len(equals) // 2]
+        best = max(map(fit, harmless))
+        equals = [i for i in harmless if fit(i) == best]
+        in_step_time_s = median(calls[i].op.time_s for i in equals)
+        return RepeatedCall(calls[equals[0]], in_step_time_s, self._repeated_time_s(equals[0]))
 
-    def _fastest_repetition(self, index: int) -> float:
+    def _repeated_time_s(self, index: int) -> float:
         name, args, _, _ = self._calls[index]
         op = getattr(self.inner, name)
-        fastest = math.inf
+        times = []
         for _ in range(_REPETITIONS):
             start = self._clock()
             op(*args)
-            fastest = min(fastest, self._clock() - start)
-        return max(fastest - self._inside_s, 0.0)
+            times.append(self._clock() - start)
+        return max(median(times) - self._inside_s, 0.0)
 
 
 _REPEATABLE = ("norm_qkv_rope_store", "norm_gate_up_silu", "linear")

@@ -23,6 +23,7 @@ WIDTH = 110
 _MAX_TOKENS_SHOWN = 24
 _CANDIDATES_SHOWN = 3
 _BLANK = Text()
+_SIMULATED = "This GPU is simulated: its times are the simulator's and say nothing of a GPU."
 
 _WHAT_IT_DOES = MappingProxyType(
     {
@@ -78,7 +79,7 @@ def _title(walk: Walk) -> RenderableType:
         f"One token of {m.name}",
         f" ({m.architecture}, {format_count(m.num_parameters)} parameters, {format_bytes(m.weight_bytes)} as"
         f" {', '.join(m.weight_formats)}) on {m.backend}: {m.device_name}; {m.activation_dtype} activations,"
-        f" {m.kv_cache_dtype} KV cache.",
+        f" {m.kv_cache_dtype} KV cache." + (f" {_SIMULATED}" if walk.is_simulated else ""),
     )
 
 
@@ -152,6 +153,13 @@ def _layers(walk: Walk) -> Iterable[RenderableType]:
         f" first layer, the time is the mean layer's; then all {format_plural(m.num_layers, 'layer')} together, and"
         f" their share of the token's time."
     )
+    if near_bytes := sum(level.nbytes for level in walk.caches):
+        way = ", ".join(f"{level.name} ({format_bytes(level.nbytes)})" for level in reversed(walk.caches))
+        kept = "too small to keep" if near_bytes < m.weight_bytes else "large enough to keep"
+        yield _paragraph(
+            f"The weights come from memory through {way} into registers, where the units take them. Those caches are"
+            f" {kept} all {format_bytes(m.weight_bytes)} until the next token wants them."
+        )
     yield _phase_list(walk.layer_phases)
     yield _phase_table(walk.layer_phases, walk, total=walk.layers)
 
@@ -218,6 +226,9 @@ def _text(walk: Walk) -> Iterable[RenderableType]:
 
 def _budget(walk: Walk) -> Iterable[RenderableType]:
     budget, decode = walk.budget, walk.decode
+    if walk.is_simulated:
+        yield _paragraph(f"{_SIMULATED} numba-engine roofline says what a GPU's memory allows.")
+        return
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(justify="right")
@@ -256,8 +267,6 @@ def _basis(walk: Walk) -> Text:
     said = (
         f"Times are measured, {runs}, the cost of looking subtracted; bytes and FLOPs are by formula from the shapes."
     )
-    if walk.model.backend == "ptx":
-        said += " This GPU is simulated: its times are the simulator's and say nothing of a GPU."
     return Text(said, style="dim")
 
 
@@ -310,7 +319,7 @@ def _stage_table(stages: Sequence[Stage]) -> Table:
     table.add_column("most likely: probability (logit)")
     for stage in stages:
         best = "  ".join(
-            f"{_named_by(c.token_id, c.text)} {c.probability:.2%} ({c.logit:.2f})"
+            f"{_named_by(c.token_id, c.text)} {c.probability:.1%} ({c.logit:.2f})"
             for c in stage.top[:_CANDIDATES_SHOWN]
         )
         cells = (stage.name, stage.setting, f"{stage.num_left:,}", f"{stage.mass:.1%}", best)

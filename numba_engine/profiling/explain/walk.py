@@ -168,6 +168,11 @@ class Walk:
     """A longer prompt in one go: many tokens to every weight."""
     near: Near | None
 
+    @property
+    def is_simulated(self) -> bool:
+        """Times are those of a simulator and say nothing of the device it simulates."""
+        return self.model.backend == "ptx"
+
 
 def fastest(runs: Sequence[CloseUpStep]) -> CloseUpStep:
     """Of runs of one and the same step, the one that nothing disturbed most: what else runs only ever makes it slower.
@@ -281,8 +286,8 @@ def near_of(step: CloseUpStep) -> Near | None:
     """What the step's repeated call shows."""
     if step.repeated is None:
         return None
-    op = step.repeated.call.op
-    return Near(_phase([step.repeated.call]).name, op.weight_bytes, op.time_s, step.repeated.repeated_time_s)
+    call, weight_bytes = step.repeated.call, step.repeated.call.op.weight_bytes
+    return Near(_phase([call]).name, weight_bytes, step.repeated.in_step_time_s, step.repeated.repeated_time_s)
 
 
 def as_json(value: Any) -> Any:
