@@ -13,7 +13,7 @@ import click
 
 from numba_engine.cli.console import wide_console
 from numba_engine.cli.loading import load
-from numba_engine.cli.options import add_options, engine_config, engine_options, sampling_params
+from numba_engine.cli.options import Command, add_options, engine_config, engine_options, sampling_params
 from numba_engine.cli.prompt import prompt_options, read_prompt
 from numba_engine.engine import LLM
 from numba_engine.errors import FieldViolation, InvalidRequestError
@@ -53,10 +53,14 @@ _DRAWING_OPTIONS = (
 )
 
 
+def _drawing_options(command: Command) -> Command:
+    return add_options(command, _DRAWING_OPTIONS)
+
+
 @click.command()
 @click.argument("model")
 @prompt_options
-@(lambda command: add_options(command, _DRAWING_OPTIONS))
+@_drawing_options
 @click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="The same seed draws the same token.")
 @click.option("--fusion/--no-fusion", default=True, help="Fused phases, or the textbook ops one by one.")
 @click.option(
