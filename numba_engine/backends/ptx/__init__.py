@@ -1,8 +1,8 @@
 """The PTX executor: compiled CUDA kernels run, checked and counted without a GPU.
 
 ``parser`` reads the text; ``program`` lays a kernel out, with calls made away with (``inlining``), basic blocks in the
-order they run (``cfg``) and registers in shared buffers (``registers``); ``binding`` gives it arrays for a number of blocks
-and threads, and ``machine`` runs it. ``semantics`` says what each opcode does, ``memory`` and ``control`` check,
+order they run (``cfg``) and registers in shared buffers (``registers``); ``binding`` gives it arrays for a number of
+blocks and threads, and ``machine`` runs it. ``semantics`` says what each opcode does, ``memory`` and ``control`` check,
 ``counters`` count, ``device`` is the driver's seam.
 
 What is not modelled: time; the weak memory model (all lanes of a batch see memory in program order, atomics take turns

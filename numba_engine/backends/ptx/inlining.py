@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from numba_engine.backends.ptx.errors import ErrorKind, PtxError
