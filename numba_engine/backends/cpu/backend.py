@@ -91,7 +91,9 @@ class CpuBackend(Backend):
         return load_weight(name, tensors, self._weight_memory, int8_activations=self._int8, isa=self._isa)
 
     def free_memory_bytes(self) -> int:
-        return int(psutil.virtual_memory().available)
+        available = int(psutil.virtual_memory().available)
+        limit = _container_memory_left()
+        return available if limit is None else max(0, min(available, limit))
 
     def read_bandwidth_gbps(self) -> float:
         """Best of the passes over 256 MiB that fit into 0.3 s: others' use of the memory only ever lowers it."""
@@ -239,6 +241,15 @@ def _words(cache: Array) -> np.ndarray:
     """The cache as numba accepts it: it knows no float16 arrays on CPUs, and the kernels only want the address."""
     array = cast(np.ndarray, cache)
     return array.view(np.uint16) if array.itemsize == 2 else array
+
+
+def _container_memory_left() -> int | None:
+    """Bytes the control group still allows, None if it sets no limit."""
+    try:
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:
+            return int(limit.read()) - int(current.read())  # no limit reads "max"
+    except (OSError, ValueError):
+        return None
 
 
 def _cpu_model() -> str:
