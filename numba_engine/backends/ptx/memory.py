@@ -292,46 +292,49 @@ def check_shared(  # type: ignore[no-untyped-def]
     ``other[0]`` becomes the other thread of a race. ``writes`` is 2 for atomics, which do not race with one another.
     """
     count = max(1, nbytes >> granule_log2)
-    for lane in range(addresses.size):
-        if not mask[lane]:
-            continue
-        block = lane // threads
-        thread = lane - block * threads
-        warp = thread >> 5
+    for block in range(epochs.size):
         epoch = epochs[block]
-        sync = syncs[block, warp]
-        first = block * granules + int64((addresses[lane] + uint64(immediate)) >> uint64(granule_log2))
-        for at in range(first, first + count):
-            writer = shadow[at, WRITER]
-            if reads:
-                if shadow[at, FLIGHT] == stamp:
-                    return 4 * lane + IN_FLIGHT
-                if shadow[at, WRITTEN] != stamp:
-                    return 4 * lane + NOT_WRITTEN
-            same = writer if writer >= 0 else -2 - writer
-            concurrent = writer != -1 and shadow[at, W_EPOCH] == epoch and same != thread
-            if concurrent and (writes != 2 or writer >= 0) and (same >> 5 != warp or shadow[at, W_SYNC] == sync):
-                other[0] = same
-                return 4 * lane + RACE
-            if writes:
+        origin = block * granules
+        for thread in range(threads):
+            lane = block * threads + thread
+            if not mask[lane]:
+                continue
+            warp = thread >> 5
+            sync = syncs[block, warp]
+            first = origin + int64((addresses[lane] + uint64(immediate)) >> uint64(granule_log2))
+            for at in range(first, first + count):
+                if reads:
+                    if shadow[at, WRITTEN] != stamp:
+                        return 4 * lane + NOT_WRITTEN
+                    if shadow[at, FLIGHT] == stamp:
+                        return 4 * lane + IN_FLIGHT
+                if shadow[at, W_EPOCH] == epoch:
+                    # An atomic's writer is stored as -2 - thread.
+                    writer = shadow[at, WRITER]
+                    other_thread = writer if writer >= 0 else -2 - writer
+                    ordered = other_thread >> 5 == warp and shadow[at, W_SYNC] != sync
+                    if other_thread != thread and not ordered and (writes != 2 or writer >= 0):
+                        other[0] = other_thread
+                        return 4 * lane + RACE
                 reader = shadow[at, READER]
-                if shadow[at, R_EPOCH] == epoch and reader != -1 and reader != thread:
+                if not writes:
+                    if shadow[at, R_EPOCH] != epoch:
+                        shadow[at, READER] = thread
+                        shadow[at, R_EPOCH] = epoch
+                    elif reader == MANY:
+                        continue
+                    elif reader != thread:
+                        r_warp = reader >> 5 if reader >= 0 else -2 - reader
+                        shadow[at, READER] = -2 - warp if r_warp == warp else MANY
+                    shadow[at, R_SYNC] = sync
+                    continue
+                if shadow[at, R_EPOCH] == epoch and reader != thread:
                     r_warp = reader >> 5 if reader >= 0 else -2 - reader
                     if reader == MANY or r_warp != warp or shadow[at, R_SYNC] == sync:
                         other[0] = reader if reader >= 0 else -1
                         return 4 * lane + RACE
-                # An atomic's writer is stored as -2 - thread.
                 shadow[at, WRITER] = thread if writes == 1 else -2 - thread
                 shadow[at, W_EPOCH] = epoch
                 shadow[at, W_SYNC] = sync
                 shadow[at, WRITTEN] = stamp
-            else:
-                reader = shadow[at, READER]
-                if shadow[at, R_EPOCH] != epoch or reader == -1:
-                    shadow[at, READER] = thread
-                elif reader != thread and reader != MANY:
-                    r_warp = reader >> 5 if reader >= 0 else -2 - reader
-                    shadow[at, READER] = -2 - warp if r_warp == warp else MANY
-                shadow[at, R_EPOCH] = epoch
-                shadow[at, R_SYNC] = sync
     return OK
