@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from numba_engine.errors import NumbaEngineError
-
 ErrorKind = Literal[
     "syntax",
     "unsupported",
@@ -25,8 +23,10 @@ ErrorKind = Literal[
 ]
 
 
-class PtxError(NumbaEngineError):
+class PtxError(Exception):
     """A kernel that cannot be parsed or that did something a GPU would not forgive.
+
+    Our own kernels raise it only if they have a bug, so it is none of the errors that a request can be blamed for.
 
     ``kind`` says what; ``block`` and ``thread`` are (x, y, z) of the first offender, None where no single thread is to
     blame; ``line`` is the line of the PTX text and ``text`` the instruction there; ``source`` is "file:line" of the
