@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
 from numba_engine.backends.cuda.availability import require_packages
 from numba_engine.cli.console import wide_console
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.cards import KernelCard
 
 _CCS = ("8.0", "8.9", "9.0", "10.0")
 
@@ -33,37 +37,45 @@ def kernels(ctx: click.Context, ccs: tuple[str, ...], wanted: str, as_json: bool
     require_packages("ptx", ("numba_cuda",), "pip install 'numba-engine[ptx]'")
     from numba_engine.backends.cuda.cards import kernel_cards
 
-    cards = [card for cc in ccs or _CCS for card in kernel_cards(_numbers(cc), lambda name: wanted in name)]
+    cards = {cc: kernel_cards(_numbers(cc), lambda name: wanted in name) for cc in ccs or _CCS}
     if as_json:
-        click.echo(json.dumps({"cards": [{**dataclasses.asdict(card), "misses": list(card.misses)} for card in cards]}))
+        records = [_record(card) for of_cc in cards.values() for card in of_cc]
+        click.echo(json.dumps({"cards": records}))
     else:
-        table = Table(box=None, header_style="bold")
-        for name in _COLUMNS:
-            table.add_column(name, justify="left" if name in ("kernel", "misses") else "right")
-        for card in cards:
-            table.add_row(
-                card.kernel,
-                card.cc,
-                str(card.threads),
-                str(card.registers),
-                f"{card.spill_bytes}/{card.stack_bytes}",
-                str(card.shared_bytes),
-                f"{card.occupancy:.0%}",
-                f"{card.f64}/{card.local}/{card.calls}",
-                _share(card.wide_weight_share),
-                "" if card.weight_reads is None else f"{card.weight_reads:.3f}",
-                f"{card.sector_efficiency:.3f}",
-                f"{card.bank_conflict_factor:.3f}",
-                ", ".join(card.misses),
-            )
-        wide_console().print(table)
-    if any(card.misses for card in cards):
+        for cc, of_cc in cards.items():
+            wide_console().print(f"compute capability {cc}", _table(of_cc), "")
+    if any(card.misses for of_cc in cards.values() for card in of_cc):
         ctx.exit(1)
+
+
+def _record(card: KernelCard) -> dict[str, Any]:
+    return {**dataclasses.asdict(card), "misses": list(card.misses)}
+
+
+def _table(cards: list[KernelCard]) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("kernel", "misses") else "right", no_wrap=True)
+    for card in cards:
+        table.add_row(
+            card.kernel,
+            str(card.threads),
+            str(card.registers),
+            f"{card.spill_bytes}/{card.stack_bytes}",
+            str(card.shared_bytes),
+            f"{card.occupancy:.0%}",
+            f"{card.f64}/{card.local}/{card.calls}",
+            _share(card.wide_weight_share),
+            "" if card.weight_reads is None else f"{card.weight_reads:.3f}",
+            f"{card.sector_efficiency:.3f}",
+            f"{card.bank_conflict_factor:.3f}",
+            ", ".join(card.misses),
+        )
+    return table
 
 
 _COLUMNS = (
     "kernel",
-    "cc",
     "threads",
     "regs",
     "spill/stack",

@@ -11,7 +11,7 @@ from numba_engine.backends.cuda import availability
 from numba_engine.backends.cuda.cards import occupancy, ptx_counts
 from numba_engine.backends.cuda.compiler import compile_kernel
 from numba_engine.backends.cuda.kernels.attention import attention_kernel
-from numba_engine.backends.cuda.kernels.linear import COLUMNS, linear_kernel
+from numba_engine.backends.cuda.kernels.linear import linear_kernel
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.sample import sample_kernel
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
@@ -22,7 +22,7 @@ from numba_engine.storage import StorageFormat
 @pytest.mark.parametrize("format", list(StorageFormat), ids=lambda f: f.label)
 def test_linear_holds_its_loads_in_flight_and_nothing_slow(format: StorageFormat) -> None:
     """All loads of a unit are issued before the first is used, 16 bytes each, past L1."""
-    for columns in COLUMNS:
+    for columns in (1, 8):
         compiled = compile_kernel(linear_kernel(format, columns), (9, 0))
         assert ptx_counts(compiled) == {"f64": 0, "local": 0, "calls": 0}
         loads = [m.start() for m in re.finditer(r"ld\.global\.nc\.L1::no_allocate\.L2::256B\.v4\.u32", compiled.ptx)]

@@ -13,6 +13,10 @@ from tests.kernels.cuda.conftest import filled, nmse, normal
 from tests.reference import ops as reference
 
 FORMATS = list(StorageFormat)
+NUM_TOKENS = [
+    (f, n) for f in FORMATS for n in ((1, 2, 3, 7) if f in (StorageFormat.BF16, StorageFormat.Q4_1) else (1, 7))
+]
+"""1, 2, 3 and 7 rows are kernels of their own. They differ alike in every format, so two formats try all of them."""
 SHAPES = [(1, 32), (7, 96), (33, 576), (257, 160), (12, 4352)]  # out_features, in_features
 FLOAT_SHAPES = [(1, 4), (7, 36), (33, 260), (257, 64), (12, 4100)]
 
@@ -28,8 +32,7 @@ def run(backend: CudaBackend, tensors: list[StoredTensor], x: np.ndarray, bias: 
     return backend.download(out)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 7])
-@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.label)
+@pytest.mark.parametrize(("format", "num_tokens"), NUM_TOKENS, ids=lambda p: getattr(p, "label", p))
 def test_equals_the_reference(
     backend: CudaBackend, rng: np.random.Generator, format: StorageFormat, num_tokens: int
 ) -> None:
@@ -45,7 +48,8 @@ def test_a_row_is_the_same_bits_in_any_batch(
 ) -> None:
     tensor, x = matrix(rng, format, 33, 4352), normal(rng, 33, 4352)
     together = run(backend, [tensor], x)
-    for rows in (slice(0, 1), slice(5, 7), slice(13, 16)):
+    smaller = [slice(5, 7), slice(13, 16)] if (format, 2) in NUM_TOKENS else []
+    for rows in (slice(0, 1), slice(9, 16), *smaller):
         np.testing.assert_array_equal(run(backend, [tensor], x[rows]), together[rows])
 
 
@@ -55,14 +59,15 @@ def test_integers_are_exact(backend: CudaBackend, format: StorageFormat) -> None
     rng = np.random.default_rng(1)
     tensor = matrix(rng, format, 5, 128)
     expected = dequantize(tensor)
-    out = run(backend, [tensor], np.eye(128, dtype=np.float32)[[0, 31, 32, 77, 127]])
-    np.testing.assert_allclose(out, expected[:, [0, 31, 32, 77, 127]].T, rtol=3e-7, atol=2e-7)
+    columns = [0, 31, 32, 77, 127]
+    out = run(backend, [tensor], np.eye(128, dtype=np.float32)[columns])
+    np.testing.assert_allclose(out, expected[:, columns].T, rtol=3e-7, atol=2e-7)
 
 
 def test_linear_add_adds_and_parts_of_other_formats_stack(backend: CudaBackend, rng: np.random.Generator) -> None:
     formats = (StorageFormat.Q4_1, StorageFormat.Q8_0, StorageFormat.Q8_0, StorageFormat.F16)
     tensors = [matrix(rng, format, rows, 64) for format, rows in zip(formats, (5, 3, 8, 9), strict=True)]
-    x, residual = normal(rng, 3, 64), normal(rng, 3, 25)
+    x, residual = normal(rng, 5, 64), normal(rng, 5, 25)
     weight = backend.load_weight("w", tensors)
     assert [segment.num_rows for segment in weight.segments] == [5, 11, 9]
     out = backend.upload(residual)
