@@ -24,7 +24,7 @@ _KERNELS = "numba_engine.backends.cuda.kernels."
 class Kernel:
     """A kernel: its Python function, specialised by closure, and the types of its arguments.
 
-    ``name`` is unique: the op, and what it is specialised for (``linear_q4_0_x1``).
+    ``name`` is unique and an identifier: the op, and what it is specialised for (``linear_q4_0_x1``).
     """
 
     name: str
@@ -60,7 +60,10 @@ def compile_kernel(kernel: Kernel, cc: tuple[int, int]) -> CompiledKernel:
 def _compile(kernel: Kernel, cc: tuple[int, int]) -> str:
     signature = void(*kernel.arguments)
     ptx, _ = cuda.compile(kernel.function, signature, device=False, cc=cc, abi="numba", output="ptx")
-    return str(ptx)
+    # The environment is numba's own and unused here; the mangled symbol, which also begins the name of every parameter,
+    # gives way to the name a profiler should show.
+    without_environment = re.sub(r"^\.common \.global .*NumbaEnv.*\n", "", ptx, flags=re.MULTILINE)
+    return without_environment.replace(_entry(ptx), kernel.name)
 
 
 def _entry(ptx: str) -> str:
