@@ -23,6 +23,10 @@ Integers to floats without conversions (they run at half rate or less): a 4-bit 
 bits 19 … 22, which makes 16 + q; 16 goes with the offset. A byte is permuted under the exponent of 2^23 and that
 subtracted again, exactly. Two instructions and an FMA a weight.
 
+As a GEMM a block is a tile of 32 outputs (128 with 8 lanes a stripe) × 8 rows of x: 8 warps stream their own rows of
+the weight, widen each value once for 8 multiplies, and share the tile of x, 1024 columns at a time, in shared memory.
+It is bound by float32 FMAs; tensor cores would be the next step, and another order of summation.
+
 One order of summation. ``num_rows`` only chooses how many columns of x (1, 2, 4 or 8) a lane keeps in registers, and
 how many times the grid repeats: each output is the same FMAs in the same order whatever the batch. So a request's
 tokens do not depend on what runs beside it.
