@@ -25,7 +25,10 @@ class EngineConfig:
     num_threads: int | None = None
     """CPU threads; None uses the cores this process may run on."""
     activation_dtype: ActivationDtype = "int8"
-    """What quantised weights are multiplied with: int8 per 32 values (fast), or float32 (for comparison)."""
+    """What quantised weights are multiplied with: two planes of int8 per 32 values, or float32 (for comparison).
+
+    On ``cuda`` and ``ptx`` it is float32 in any case.
+    """
     kv_cache_dtype: KVCacheDtype = "auto"
     """auto: float32 with float32 activations, else float16."""
     block_size: int = 16

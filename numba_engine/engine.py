@@ -74,9 +74,7 @@ class LLM:
 
         self.default_sampling = default_params
         """For what a request leaves open: as the model's makers recommend, else the usual mild truncation."""
-        self.model_info = _model_info(
-            checkpoint.name, model_config, weights, backend, config.activation_dtype, tokenizer, cache
-        )
+        self.model_info = _model_info(checkpoint.name, model_config, weights, backend, tokenizer, cache)
         self._config = config
         self._backend = backend
         self._ops: Backend = backend
@@ -376,7 +374,6 @@ def _model_info(
     model: ModelConfig,
     weights: ModelWeights,
     backend: Backend,
-    activation_dtype: str,
     tokenizer: Tokenizer,
     cache: KVCacheSize,
 ) -> ModelInfo:
@@ -399,7 +396,7 @@ def _model_info(
         backend=backend.name,
         device_name=backend.device_name,
         num_threads=backend.num_threads,
-        activation_dtype=activation_dtype,
+        activation_dtype=backend.quantized_matmul_dtype,
         kv_cache_dtype=backend.kv_cache_dtype.name,
         kv_bytes_per_token=cache.bytes_per_token,
     )

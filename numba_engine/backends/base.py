@@ -169,6 +169,8 @@ class Backend(ABC):
     activation_dtype: np.dtype[Any]
     """Element type of activation arrays (q, k, v, residual, …). Logits are always float32."""
     kv_cache_dtype: np.dtype[Any]
+    quantized_matmul_dtype: str
+    """What quantised weights are multiplied with: int8 (in two planes) or float32."""
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 

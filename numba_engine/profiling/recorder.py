@@ -54,6 +54,7 @@ class Recorder(Backend):
         self.num_threads = inner.num_threads
         self.activation_dtype = inner.activation_dtype
         self.kv_cache_dtype = inner.kv_cache_dtype
+        self.quantized_matmul_dtype = inner.quantized_matmul_dtype
         self._fused = {
             phase: fusion and getattr(type(inner), phase) is not getattr(Backend, phase)
             for phase in ("norm_qkv_rope_store", "norm_gate_up_silu", "norm_lm_head")

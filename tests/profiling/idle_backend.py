@@ -40,6 +40,7 @@ class IdleBackend(Backend):
     num_threads = 3
     activation_dtype = np.dtype(np.float32)
     kv_cache_dtype = np.dtype(np.float16)
+    quantized_matmul_dtype = "float32"
 
     def __init__(self, clock: FakeClock, op_s: float = 0.001) -> None:
         self.clock = clock

@@ -62,6 +62,7 @@ class CpuBackend(Backend):
         """``isa`` overrides the choice of instruction set; every one gives the same numbers."""
         self._isa = isa or host_instruction_set()
         self.num_threads = config.num_threads or usable_cores()
+        self.quantized_matmul_dtype = config.activation_dtype
         self._int8 = config.activation_dtype == "int8"
         self.activation_dtype = np.dtype(np.float32)
         kv_dtype = config.kv_cache_dtype

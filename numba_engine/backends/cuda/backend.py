@@ -54,6 +54,7 @@ class CudaBackend(Backend):
 
     num_threads = 0
     activation_dtype = np.dtype(np.float32)
+    quantized_matmul_dtype = "float32"
 
     def __init__(self, device: Device, config: EngineConfig, *, name: str) -> None:
         self.name = name
