@@ -178,6 +178,7 @@ def _quantized(format: StorageFormat, columns: int) -> Any:
     has_minima = format is StorageFormat.Q4_1
     to_float = float_of_byte if format is StorageFormat.Q8_0 else float_of_nibble
     offset = {StorageFormat.Q8_0: 0.0, StorageFormat.Q4_0: -24.0, StorageFormat.Q4_1: -16.0}[format]
+    has_offset = offset != 0
     write = _writer(columns)
 
     @unroll
@@ -243,7 +244,8 @@ def _quantized(format: StorageFormat, columns: int) -> Any:
                     for i in range(num_sums):
                         dots[i] = float32(0)
                     for q in static_range(8):
-                        place = uint32(block * uint32(32) + ((block & uint32(7)) ^ uint32(q)) * uint32(4))
+                        # (block % 8 ^ q) * 4 beside block * 32, as one XOR with a constant
+                        place = uint32(uint32(block * uint32(32) + (block & uint32(7)) * uint32(4)) ^ uint32(4 * q))
                         for c in range(columns):
                             values = load_quad(x_chunk, uint32(place + uint32(c * chunk)))
                             for r in range(4):
@@ -255,7 +257,9 @@ def _quantized(format: StorageFormat, columns: int) -> Any:
                         x_sum = x_sums[uint32(block + uint32(c * num_blocks))]
                         for r in range(4):
                             scale = float_of_half(scales[2 * half + r // 2], r % 2)
-                            dot = fma(float32(offset), x_sum, dots[4 * c + r])
+                            dot = dots[4 * c + r]
+                            if has_offset:
+                                dot = fma(float32(offset), x_sum, dot)
                             sums[4 * c + r] = fma(scale, dot, sums[4 * c + r])
                             if has_minima:
                                 minimum = float_of_half(minima[2 * half + r // 2], r % 2)
