@@ -40,7 +40,7 @@ from numba_engine.backends.cpu.intrinsics import (
     vi32,
 )
 from numba_engine.backends.cpu.kernels.quantize_rows import quantize, x_int8_stride
-from numba_engine.backends.cpu.packing import QUANT_BYTES
+from numba_engine.backends.cpu.packing import NUM_SCALES, QUANT_BYTES
 from numba_engine.backends.cpu.thread_team import ARGS, run
 from numba_engine.storage import StorageFormat
 
@@ -243,13 +243,15 @@ def _int8_dots(
     blocks = b.lshr(in_features, e.integer(5))
     accumulators = [_accumulators(e, len(xs)) for _ in weights]
     block_bytes = QUANT_BYTES[format] * LANES
+    stream_bytes = block_bytes + NUM_SCALES[format] * 2 * LANES
     with e.loop(blocks) as block:
         scales = [_scales(e, format, w, block) for w in weights]
         values = []
         for w in weights:
             quants = e.at(e.at(w, scale_bytes), block, block_bytes)
             if len(weights) == 1:
-                e.prefetch(e.at(quants, _PREFETCH_BYTES), block_bytes)
+                # By share of the group, so that its scales are asked for too.
+                e.prefetch(e.at(e.at(w, _PREFETCH_BYTES), block, stream_bytes), stream_bytes)
             values.append(_unsigned_bytes(e, format, quants))
         for t, x in enumerate(xs):
             x_scale = e.at(e.at(x, in_features, 2), block, 4)
