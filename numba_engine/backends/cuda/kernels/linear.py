@@ -253,7 +253,7 @@ def _quantized(format: StorageFormat, columns: int) -> Any:
                                     word = words[(4 * half + r) * words_per_block + (4 * q + i) // values_per_word]
                                     weight = to_float(word, (4 * q + i) % values_per_word)
                                     dots[4 * c + r] = fma(weight, values[i], dots[4 * c + r])
-                    for c in range(columns):
+                    for c in static_range(columns):
                         x_sum = x_sums[uint32(block + uint32(c * num_blocks))]
                         for r in range(4):
                             scale = float_of_half(scales[2 * half + r // 2], r % 2)
