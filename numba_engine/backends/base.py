@@ -171,6 +171,8 @@ class Backend(ABC):
     kv_cache_dtype: np.dtype[Any]
     quantized_matmul_dtype: str
     """What quantised weights are multiplied with: int8 (in two planes) or float32."""
+    kv_cache_share: float
+    """How much of the memory that the weights leave free a KV cache takes where nothing else is said."""
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -192,6 +194,10 @@ class Backend(ABC):
 
         Copies what it keeps: the tensors' memory may be unmapped afterwards.
         """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until every op so far is done."""
 
     @abstractmethod
     def free_memory_bytes(self) -> int:

@@ -13,7 +13,7 @@ import click
 
 from numba_engine.cli.console import wide_console
 from numba_engine.cli.loading import load
-from numba_engine.cli.options import Command, add_options, engine_config, engine_options, sampling_params
+from numba_engine.cli.options import drawing_options, engine_config, engine_options, sampling_params
 from numba_engine.cli.prompt import prompt_options, read_prompt
 from numba_engine.engine import LLM
 from numba_engine.errors import FieldViolation, InvalidRequestError
@@ -42,25 +42,11 @@ _UNWATCHED_TOKENS = 32
 _REQUEST_ID = "explain"
 _DISAGREED = 1
 
-_DRAWING_OPTIONS = (
-    click.option("--temperature", type=float, metavar="T", help="0 is greedy."),
-    click.option("--top-k", type=int, metavar="K", help="Keep the K most likely tokens; 0 keeps all."),
-    click.option("--top-p", type=float, metavar="P", help="Keep the most likely tokens that make up this probability."),
-    click.option("--min-p", type=float, metavar="P", help="Drop tokens below this share of the likeliest one's."),
-    click.option("--repetition-penalty", type=float, metavar="R", help="Above 1 makes seen tokens less likely."),
-    click.option("--presence-penalty", type=float, metavar="A", help="Subtracted for tokens already in the output."),
-    click.option("--frequency-penalty", type=float, metavar="A", help="The same, times how often they occur."),
-)
-
-
-def _drawing_options(command: Command) -> Command:
-    return add_options(command, _DRAWING_OPTIONS)
-
 
 @click.command()
 @click.argument("model")
 @prompt_options
-@_drawing_options
+@drawing_options
 @click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="The same seed draws the same token.")
 @click.option("--fusion/--no-fusion", default=True, help="Fused phases, or the textbook ops one by one.")
 @click.option(

@@ -65,8 +65,7 @@ _ENGINE_OPTIONS = (
     click.option("--prefix-caching/--no-prefix-caching", default=None, help="Reuse the KV blocks of equal beginnings."),
 )
 
-_SAMPLING_OPTIONS = (
-    click.option("-n", "--max-tokens", type=int, metavar="N", help="Tokens to generate at most."),
+_DRAWING_OPTIONS = (
     click.option("--temperature", type=float, metavar="T", help="0 is greedy."),
     click.option("--top-k", type=int, metavar="K", help="Keep the K most likely tokens; 0 keeps all."),
     click.option("--top-p", type=float, metavar="P", help="Keep the most likely tokens that make up this probability."),
@@ -74,6 +73,11 @@ _SAMPLING_OPTIONS = (
     click.option("--repetition-penalty", type=float, metavar="R", help="Above 1 makes seen tokens less likely."),
     click.option("--presence-penalty", type=float, metavar="A", help="Subtracted for tokens already in the output."),
     click.option("--frequency-penalty", type=float, metavar="A", help="The same, times how often they occur."),
+)
+
+_SAMPLING_OPTIONS = (
+    click.option("-n", "--max-tokens", type=int, metavar="N", help="Tokens to generate at most."),
+    *_DRAWING_OPTIONS,
     click.option(
         "--logit-bias",
         callback=_logit_bias,
@@ -95,6 +99,11 @@ _SAMPLING_OPTIONS = (
 def engine_options(command: Command) -> Command:
     """Add the options of ``EngineConfig``. Each reads ``NUMBA_ENGINE_<COMMAND>_<OPTION>`` where it is not given."""
     return add_options(command, _ENGINE_OPTIONS)
+
+
+def drawing_options(command: Command) -> Command:
+    """Add those options of ``SamplingParams`` that shape the distribution."""
+    return add_options(command, _DRAWING_OPTIONS)
 
 
 def sampling_options(command: Command) -> Command:

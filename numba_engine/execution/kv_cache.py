@@ -38,7 +38,7 @@ def kv_cache_size(model: ModelConfig, config: EngineConfig, backend: Backend) ->
         num_blocks = config.num_kv_blocks
     else:
         full_contexts = config.max_num_seqs * -(-max_model_len // config.block_size)
-        budget_bytes = config.kv_cache_bytes or backend.free_memory_bytes() // 4
+        budget_bytes = config.kv_cache_bytes or int(backend.free_memory_bytes() * backend.kv_cache_share)
         num_blocks = min(budget_bytes // block_bytes, full_contexts)
     capacity = num_blocks * config.block_size
     if capacity < (config.max_model_len or min(max_model_len, 2 * config.block_size)):

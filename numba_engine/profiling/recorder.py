@@ -42,7 +42,8 @@ class Recorder(Backend):
     A phase that ``inner`` fuses is recorded as one op; one that it leaves to the textbook, or every phase with
     ``fusion=False``, is composed here so that its ops are recorded one by one.
 
-    Op times are the host's clock around the call, which is the op's time only where ops run synchronously (``cpu``).
+    Op times are the host's clock around the call and the wait for its end: on a GPU each has a
+    launch's latency in it.
     ``overhead_s_per_call`` is what one recorded call costs beyond the op itself, measured at construction;
     ``StepProfile.overhead_s`` carries it, and op times do not contain it.
     """
@@ -55,6 +56,7 @@ class Recorder(Backend):
         self.activation_dtype = inner.activation_dtype
         self.kv_cache_dtype = inner.kv_cache_dtype
         self.quantized_matmul_dtype = inner.quantized_matmul_dtype
+        self.kv_cache_share = inner.kv_cache_share
         self._fused = {
             phase: fusion and getattr(type(inner), phase) is not getattr(Backend, phase)
             for phase in ("norm_qkv_rope_store", "norm_gate_up_silu", "norm_lm_head")
@@ -103,9 +105,9 @@ class Recorder(Backend):
         return on_host[id(batch)]
 
     def _run(self, name: str, op: Callable[..., Any], *args: Any) -> Any:
-        # An asynchronous backend would have to be waited for here, before either reading of the clock.
         start = self._clock()
         result = op(*args)
+        self.inner.synchronize()
         self._calls.append((name, args, start, self._clock()))
         return result
 
@@ -143,6 +145,9 @@ class Recorder(Backend):
 
     def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
         return self.inner.load_weight(name, tensors)
+
+    def synchronize(self) -> None:
+        self.inner.synchronize()
 
     def free_memory_bytes(self) -> int:
         return self.inner.free_memory_bytes()

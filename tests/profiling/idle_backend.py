@@ -41,6 +41,7 @@ class IdleBackend(Backend):
     activation_dtype = np.dtype(np.float32)
     kv_cache_dtype = np.dtype(np.float16)
     quantized_matmul_dtype = "float32"
+    kv_cache_share = 0.5
 
     def __init__(self, clock: FakeClock, op_s: float = 0.001) -> None:
         self.clock = clock
@@ -63,6 +64,8 @@ class IdleBackend(Backend):
     def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
         segments = tuple(WeightSegment(t.format, t.shape[0], t.nbytes, t.data) for t in tensors)
         return Weight(name, (sum(t.shape[0] for t in tensors), tensors[0].shape[1]), segments)
+
+    def synchronize(self) -> None: ...
 
     def free_memory_bytes(self) -> int:
         return 2**30

@@ -57,6 +57,7 @@ class CpuBackend(Backend):
     """One engine's CPU. Not thread-safe: one thread calls it at a time; several of them may live in one process."""
 
     name = "cpu"
+    kv_cache_share = 0.25  # the rest of the machine wants memory too
 
     def __init__(self, config: EngineConfig, *, isa: InstructionSet | None = None) -> None:
         """``isa`` overrides the choice of instruction set; every one gives the same numbers."""
@@ -90,6 +91,9 @@ class CpuBackend(Backend):
 
     def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
         return load_weight(name, tensors, self._weight_memory, int8_activations=self._int8, isa=self._isa)
+
+    def synchronize(self) -> None:
+        """Ops are done when they return."""
 
     def free_memory_bytes(self) -> int:
         available = int(psutil.virtual_memory().available)

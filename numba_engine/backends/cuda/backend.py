@@ -55,6 +55,7 @@ class CudaBackend(Backend):
     num_threads = 0
     activation_dtype = np.dtype(np.float32)
     quantized_matmul_dtype = "float32"
+    kv_cache_share = 0.9  # what is left is for activations, and for what else the driver keeps
 
     def __init__(self, device: Device, config: EngineConfig, *, name: str) -> None:
         self.name = name
@@ -90,6 +91,9 @@ class CudaBackend(Backend):
             packed = CudaArray.owning(self.device, self.device.upload(pack(format, data, in_features), name))
             segments.append(WeightSegment(format, len(data), packed.nbytes, packed))
         return Weight(name, (sum(segment.num_rows for segment in segments), in_features), tuple(segments))
+
+    def synchronize(self) -> None:
+        self.device.synchronize()
 
     def free_memory_bytes(self) -> int:
         return self.device.memory_info().free_bytes
