@@ -36,7 +36,7 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     """KV blocks in all; None sizes the cache from kv_cache_bytes."""
     kv_cache_bytes: int | None = None
-    """Memory for the KV cache; None takes what max_num_seqs full contexts need, up to 1/4 (GPU: 9/10) of what is free."""
+    """Memory for the KV cache; None takes what max_num_seqs full contexts need, ≤ 1/4 of free memory (GPU: 9/10)."""
     max_model_len: int | None = None
     """Longest context (prompt + output) in tokens; None takes the model's own."""
     max_num_seqs: int = 64
