@@ -57,3 +57,19 @@ def test_without_a_writable_folder_nothing_is_kept(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(compilation.platformdirs, "user_cache_dir", lambda *args, **kwargs: str(blocked))
     monkeypatch.setattr(compilation.tempfile, "gettempdir", lambda: str(blocked))
     assert compilation.cache_folder.__wrapped__() is None
+
+
+def test_a_kernel_that_cannot_be_kept_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder was there when the process began, and is gone when the kernel is compiled."""
+    folder = tmp_path / "kernels"
+    monkeypatch.setattr(compilation, "cache_folder", lambda: folder)
+    folder.mkdir()
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    doubled = compilation.launcher(double)
+    folder.rmdir()
+    folder.write_text("not a folder")
+    assert doubled(21) == 42
+    assert folder.read_text() == "not a folder"

@@ -30,12 +30,13 @@ from numba_engine.backends.cpu.kernels.head_norm import head_norm, head_norm_ker
 from numba_engine.backends.cpu.kernels.linear import linear
 from numba_engine.backends.cpu.kernels.phases import (
     gate_up_silu_kernel,
+    layer_constants,
     norm_gate_up_silu,
     norm_lm_head,
     norm_qkv_rope_store,
     rope_store_kernel,
 )
-from numba_engine.backends.cpu.kernels.quantize_rows import quantize_rows_kernel, x_int8_stride
+from numba_engine.backends.cpu.kernels.quantize_rows import int8_bytes, quantize_rows_kernel
 from numba_engine.backends.cpu.kernels.read_bandwidth import read_bandwidth, read_bandwidth_kernel
 from numba_engine.backends.cpu.kernels.rms_norm import rms_norm, rms_norm_kernel
 from numba_engine.backends.cpu.kernels.rope import rope, rope_kernel
@@ -75,6 +76,9 @@ class CpuBackend(Backend):
         self._team = ThreadTeam(self.num_threads)
         self._weight_memory = WeightMemory()
         self._scratch = np.empty(0, dtype=np.uint8)  # quantised activations
+        self._scratch_address = 0
+        self._constants: dict[LayerWeights, tuple[KVCacheLayer, RopeTable, np.ndarray]] = {}
+        self._cache_words: dict[KVCacheLayer, tuple[np.ndarray, np.ndarray]] = {}
         self._partials = np.empty(1 << 18, dtype=np.float32)
         self._counts = np.empty((0, 0), dtype=np.int32)
 
@@ -123,21 +127,24 @@ class CpuBackend(Backend):
         rms_norm(self._team.state, rms_norm_kernel(), out, x, weight, eps)
 
     def linear(self, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
-        self._linear(out, x, _own(weight), _or_none(bias), 0)
+        address = 0 if bias is None else cast(np.ndarray, bias).ctypes.data
+        self._linear(out, x, _own(weight), address, 0)
 
     def linear_add(self, residual: Array, x: Array, weight: Weight) -> None:
-        self._linear(residual, x, _own(weight), _NONE, 1)
+        self._linear(residual, x, _own(weight), 0, 1)
 
-    def _linear(self, out: Array, x: Array, weight: CpuWeight, bias: Any, add: int) -> None:
+    def _linear(self, out: Array, x: Array, weight: CpuWeight, bias: int, add: int) -> None:
         rows, in_features = x.shape
         scratch = self._int8_scratch(rows, in_features)
         linear(self._team.state, weight.table, out, x, bias, add, quantize_rows_kernel(), scratch)
 
-    def _int8_scratch(self, rows: int, in_features: int) -> np.ndarray:
-        wanted = rows * int(x_int8_stride.py_func(in_features)) + 64
+    def _int8_scratch(self, rows: int, in_features: int) -> int:
+        """Address of memory that holds x [rows, in_features] quantised."""
+        wanted = int8_bytes(rows, in_features)
         if self._scratch.size < wanted:
             self._scratch = np.empty(wanted, dtype=np.uint8)
-        return self._scratch
+            self._scratch_address = self._scratch.ctypes.data
+        return self._scratch_address
 
     def rope(self, qkv: Array, positions: Array, table: RopeTable, shape: AttentionShape) -> None:
         heads = shape.num_heads + shape.num_kv_heads
@@ -156,8 +163,11 @@ class CpuBackend(Backend):
         whole, split, merge = attention_kernels(
             shape.head_dim, shape.num_heads // shape.num_kv_heads, self.kv_cache_dtype.itemsize == 2
         )
+        words = self._cache_words.get(cache)
+        if words is None:
+            words = self._cache_words[cache] = _words(cache.k), _words(cache.v)
         attention(
-            self._team.state, whole, split, merge, out, qkv, _words(cache.k), _words(cache.v), batch.cu_seqlens_q,
+            self._team.state, whole, split, merge, out, qkv, words[0], words[1], batch.cu_seqlens_q,
             batch.context_lens,
             batch.block_tables, batch.max_context_len, shape.sliding_window or 0, shape.scale, self._partials,
         )  # fmt: skip
@@ -201,11 +211,12 @@ class CpuBackend(Backend):
         table: RopeTable,
         shape: AttentionShape,
     ) -> None:
+        known = self._constants.get(layer)
+        if known is None or known[0] is not cache or known[1] is not table:
+            known = self._constants[layer] = cache, table, layer_constants(layer, cache, table, shape)
         norm_qkv_rope_store(
-            self._team.state, rms_norm_kernel(), rope_store_kernel(), _own(layer.qkv_proj).table, qkv, normed, residual,
-            layer.input_norm, shape.rms_norm_eps, _or_none(layer.qkv_bias), _or_none(layer.q_norm),
-            _or_none(layer.k_norm), _words(cache.k), _words(cache.v), batch.positions, batch.slot_mapping, table.cos,
-            table.sin, shape.num_heads, self._int8_scratch(*residual.shape),
+            self._team.state, rms_norm_kernel(), rope_store_kernel(), _own(layer.qkv_proj).table, known[2], qkv, normed,
+            residual, shape.rms_norm_eps, batch.positions, batch.slot_mapping, self._int8_scratch(*residual.shape),
         )  # fmt: skip
 
     def norm_gate_up_silu(
@@ -236,10 +247,6 @@ class CpuBackend(Backend):
 def _own(weight: Weight) -> CpuWeight:
     assert isinstance(weight, CpuWeight)
     return weight
-
-
-def _or_none(array: Array | None) -> Any:
-    return _NONE if array is None else array
 
 
 def _words(cache: Array) -> np.ndarray:

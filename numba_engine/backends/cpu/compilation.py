@@ -8,6 +8,7 @@ package itself may be read-only; if no folder is writable, nothing is kept and e
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -119,6 +120,15 @@ class _KernelCache(caching.FunctionCache):
             self._cache_file = caching.IndexDataCacheFile(
                 self._cache_path, f"{self._impl.filename_base}-{variant}", self._impl.locator.get_source_stamp()
             )
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        with contextlib.suppress(OSError):  # the folder may go away while the process runs
+            return super().load_overload(sig, target_context)
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with contextlib.suppress(OSError):  # nor need there be room for it: then the next process compiles again
+            super().save_overload(sig, data)
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return (sig, codegen.magic_tuple(), self._variant)

@@ -73,12 +73,12 @@ class Emitter:
     def store(self, value: ir.Value, address: ir.Value, align: int) -> None:
         self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=align)
 
-    def prefetch(self, address: ir.Value, nbytes: int) -> None:
-        """Ask for the cache lines of ``nbytes`` bytes; any address is allowed."""
+    def prefetch(self, address: ir.Value, nbytes: int, *, level: Literal[1, 2] = 1) -> None:
+        """Ask for the cache lines of ``nbytes`` bytes, into L1 or L2; any address is allowed."""
         for offset in range(0, nbytes, 64):
             pointer = self.b.inttoptr(self.at(address, offset), i8.as_pointer())
-            read, keep_in_l1, data = self.integer(0, i32), self.integer(3, i32), self.integer(1, i32)
-            self.call("llvm.prefetch.p0", ir.VoidType(), pointer, read, keep_in_l1, data)
+            read, locality, data = self.integer(0, i32), self.integer(4 - level, i32), self.integer(1, i32)
+            self.call("llvm.prefetch.p0", ir.VoidType(), pointer, read, locality, data)
 
     def call(self, name: str, result: ir.Type, *args: ir.Value) -> ir.Value:
         signature = ir.FunctionType(result, [a.type for a in args])
@@ -393,6 +393,11 @@ def _pause(b: ir.IRBuilder, dummy: ir.Value) -> None:
 
 pause = emit("pause", types.void, 1, _pause)
 """Tell the core that this is a spin loop. (The argument is unused.)"""
+
+
+def prefetch_l2(nbytes: int) -> Any:
+    """An intrinsic: ask for the ``nbytes`` bytes at an address, into L2."""
+    return emit("prefetch_l2", types.void, 1, lambda b, address: Emitter(b).prefetch(address, nbytes, level=2))
 
 
 def _yield_core(b: ir.IRBuilder, dummy: ir.Value) -> None:

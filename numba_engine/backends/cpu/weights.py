@@ -10,7 +10,7 @@ import numpy as np
 
 from numba_engine.backends.base import Weight, WeightSegment
 from numba_engine.backends.cpu.intrinsics import InstructionSet
-from numba_engine.backends.cpu.kernels.linear import TABLE_FIELDS, linear_kernel
+from numba_engine.backends.cpu.kernels.linear import NEXT, NEXT_BYTES, TABLE_FIELDS, WEIGHTS, linear_kernel
 from numba_engine.backends.cpu.packing import GroupLayout, num_groups, pack
 from numba_engine.storage import StoredTensor
 
@@ -51,11 +51,14 @@ def load_weight(
         takes_int8 = int8_activations and layout.format.is_quantized
         kernel = linear_kernel(layout.format, takes_int8, isa if takes_int8 else "generic")
         address = buffer.ctypes.data
-        table.append([kernel, address, layout.group_bytes, layout.scale_bytes, rows, first_row, int(takes_int8), 0])
+        table.append([kernel, address, layout.group_bytes, layout.scale_bytes, rows, first_row, int(takes_int8), 0, 0])
         segments.append(WeightSegment(layout.format, rows, buffer.nbytes, buffer))
         first_row += rows
     fields = np.array(table, dtype=np.int64)
     assert fields.shape[1] == TABLE_FIELDS
+    # Gate and up are read side by side, so in order is only the gate.
+    in_order = segments[0].nbytes // (2 if len(tensors) == 2 and len(segments) == 1 else 1)
+    memory.tell_previous(fields, in_order)
     return CpuWeight(name, (first_row, in_features), tuple(segments), fields)
 
 
@@ -80,6 +83,14 @@ class WeightMemory:
     def __init__(self) -> None:
         self._slab = np.empty(0, dtype=np.uint8)
         self._used = 0
+        self._previous: np.ndarray | None = None
+
+    def tell_previous(self, table: np.ndarray, nbytes: int) -> None:
+        """Note in the weight loaded before that this one, whose first ``nbytes`` are read in order, is used next."""
+        if self._previous is not None:
+            self._previous[0, NEXT] = table[0, WEIGHTS]
+            self._previous[0, NEXT_BYTES] = nbytes
+        self._previous = table
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """uint8, 64-aligned, zero."""

@@ -41,7 +41,7 @@ from numba_engine.backends.cpu.intrinsics import (
 )
 from numba_engine.backends.cpu.kernels.quantize_rows import quantize, x_int8_stride
 from numba_engine.backends.cpu.packing import NUM_SCALES, QUANT_BYTES
-from numba_engine.backends.cpu.thread_team import ARGS, run
+from numba_engine.backends.cpu.thread_team import ARGS, announce, run
 from numba_engine.storage import StorageFormat
 
 ZERO_POINT = {StorageFormat.Q8_0: 128, StorageFormat.Q4_0: 8, StorageFormat.Q4_1: 0}
@@ -53,9 +53,10 @@ _X, _X_STRIDE, _R, _OUT, _OUT_STRIDE, _BIAS, _ADD = 5, 6, 7, 8, 9, 10, 11
 _MIN_PIECE_BYTES = 12_000
 _PREFETCH_BYTES = 8192  # ahead in the stream, to L1; none took 30 % longer on Zen 5, other distances or L2 5 to 20 %
 
-# Fields of a row of a weight's table, one row a segment.
-TABLE_FIELDS = 8
-KERNEL, WEIGHTS, GROUP_BYTES, SCALE_BYTES, NUM_ROWS, FIRST_ROW, TAKES_INT8 = range(7)
+# Fields of a row of a weight's table, one row a segment. NEXT: where the weight begins that is used after this one, and
+# how many bytes of it are read from there on in order.
+TABLE_FIELDS = 9
+KERNEL, WEIGHTS, GROUP_BYTES, SCALE_BYTES, NUM_ROWS, FIRST_ROW, TAKES_INT8, NEXT, NEXT_BYTES = range(TABLE_FIELDS)
 
 
 @functools.cache
@@ -145,17 +146,19 @@ def min_piece(table: np.ndarray, segment: int, num_x_rows: int) -> int:
 
 @launcher
 def linear(
-    team: np.ndarray, table: np.ndarray, out: np.ndarray, x: np.ndarray, bias: np.ndarray, add: int,
-    quantize_rows: int, scratch: np.ndarray,
+    team: np.ndarray, table: np.ndarray, out: np.ndarray, x: np.ndarray, bias: int, add: int,
+    quantize_rows: int, x_int8: int,
 ) -> None:  # fmt: skip
-    """out [R, out_features] = (out +) x [R, in_features] @ weight.T + bias; ``bias`` of size 0 for none."""
-    x_int8 = scratch.ctypes.data
+    """out [R, out_features] = (out +) x [R, in_features] @ weight.T + bias.
+
+    ``bias``: its address, 0 for none. ``x_int8``: room for the quantised x.
+    """
     r, in_features = x.shape
     if takes_int8(table):
         quantize(team, quantize_rows, x_int8, x.ctypes.data, in_features, r)
     multiply(
         team, table, out.ctypes.data, out.shape[1], x.ctypes.data, x_int8, in_features, r,
-        bias.ctypes.data if bias.size else 0, add,
+        bias, add,
     )  # fmt: skip
 
 
@@ -173,6 +176,7 @@ def multiply(
     num_x_rows: int, bias: int, add: int,
 ) -> None:  # fmt: skip
     """All segments of a weight. ``x_int8`` holds the quantised x where a segment takes int8."""
+    announce(team, table[0, NEXT], table[0, NEXT_BYTES])
     for segment in range(table.shape[0]):
         int8 = table[segment, TAKES_INT8] != 0
         write_linear_args(

@@ -6,9 +6,11 @@ Each gives bit for bit what the ops one by one give.
 from __future__ import annotations
 
 import functools
+from typing import cast
 
 import numpy as np
 
+from numba_engine.backends.base import Array, AttentionShape, KVCacheLayer, LayerWeights, RopeTable
 from numba_engine.backends.cpu.compilation import kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
@@ -21,6 +23,8 @@ from numba_engine.backends.cpu.intrinsics import (
 from numba_engine.backends.cpu.kernels.head_norm import norm_heads
 from numba_engine.backends.cpu.kernels.linear import (
     KERNEL,
+    NEXT,
+    NEXT_BYTES,
     NUM_ROWS,
     TAKES_INT8,
     min_piece,
@@ -33,46 +37,57 @@ from numba_engine.backends.cpu.kernels.rms_norm import norm
 from numba_engine.backends.cpu.kernels.rope import rotate_heads
 from numba_engine.backends.cpu.kernels.silu_and_mul import silu_row
 from numba_engine.backends.cpu.kernels.store_kv import store_heads
-from numba_engine.backends.cpu.thread_team import ARGS, run
+from numba_engine.backends.cpu.thread_team import ARGS, announce, run
 
-# Arguments of rope_store.
-(_QKV, _ROW, _POSITIONS, _COS, _SIN, _SLOTS, _K, _V, _H, _KV, _D, _BLOCK_SIZE, _IS_F16, _Q_NORM, _K_NORM,
- _EPS) = range(16)  # fmt: skip
+# Arguments of rope_store. The first are the same for a layer in every step: what ``layer_constants`` gives.
+(_COS, _SIN, _K, _V, _H, _KV, _D, _BLOCK_SIZE, _IS_F16, _Q_NORM, _K_NORM, _NORM_WEIGHT, _BIAS, _QKV, _ROW, _POSITIONS,
+ _SLOTS, _EPS) = range(18)  # fmt: skip
+_NUM_CONSTANTS = _QKV
 # Arguments of gate_up_silu, behind two blocks of linear's arguments.
 _GATE_ARGS, _UP_ARGS = 0, 16
 _GATE_KERNEL, _UP_KERNEL, _UP_FIRST, _OUT, _GATE_UP, _I, _R = range(32, 39)
 
 
+def layer_constants(
+    layer: LayerWeights, cache: KVCacheLayer, rope_table: RopeTable, shape: AttentionShape
+) -> np.ndarray:
+    """Addresses and sizes for ``norm_qkv_rope_store``, which hold as long as the arguments live.
+
+    Arrays cost a call from Python about 0.1 µs each, which is a tenth of this phase in a small model.
+    """
+    constants = np.zeros(_NUM_CONSTANTS, dtype=np.int64)
+    constants[_COS], constants[_SIN] = _address(rope_table.cos), _address(rope_table.sin)
+    constants[_K], constants[_V] = _address(cache.k), _address(cache.v)
+    constants[_H] = shape.num_heads
+    constants[[_KV, _BLOCK_SIZE, _D]] = cache.k.shape[1:]
+    constants[_IS_F16] = cast(np.ndarray, cache.k).itemsize == 2
+    constants[_Q_NORM], constants[_K_NORM] = _address(layer.q_norm), _address(layer.k_norm)
+    constants[_NORM_WEIGHT], constants[_BIAS] = _address(layer.input_norm), _address(layer.qkv_bias)
+    return constants
+
+
+def _address(array: Array | None) -> int:
+    """0 for None."""
+    return 0 if array is None else cast(np.ndarray, array).ctypes.data
+
+
 @launcher
 def norm_qkv_rope_store(
-    team: np.ndarray, norm_kernel: int, rope_store: int, table: np.ndarray, qkv: np.ndarray, normed: np.ndarray,
-    residual: np.ndarray, norm_weight: np.ndarray, eps: float, bias: np.ndarray, q_norm: np.ndarray,
-    k_norm: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray, slot_mapping: np.ndarray, cos: np.ndarray,
-    sin: np.ndarray, num_heads: int, scratch: np.ndarray,
+    team: np.ndarray, norm_kernel: int, rope_store: int, table: np.ndarray, constants: np.ndarray, qkv: np.ndarray,
+    normed: np.ndarray, residual: np.ndarray, eps: float, positions: np.ndarray, slot_mapping: np.ndarray, scratch: int,
 ) -> None:  # fmt: skip
-    """``bias``, ``q_norm`` and ``k_norm`` of size 0 for none."""
     r, hidden = residual.shape
-    x_int8 = scratch.ctypes.data if takes_int8(table) else 0
-    norm(team, norm_kernel, normed.ctypes.data, residual.ctypes.data, norm_weight.ctypes.data, hidden, r, eps, x_int8)
+    x_int8 = scratch if takes_int8(table) else 0
+    norm(team, norm_kernel, normed.ctypes.data, residual.ctypes.data, constants[_NORM_WEIGHT], hidden, r, eps, x_int8)
     multiply(
-        team, table, qkv.ctypes.data, qkv.shape[1], normed.ctypes.data, x_int8, hidden, r,
-        bias.ctypes.data if bias.size else 0, 0,
+        team, table, qkv.ctypes.data, qkv.shape[1], normed.ctypes.data, x_int8, hidden, r, constants[_BIAS], 0
     )  # fmt: skip
+    for i in range(_NUM_CONSTANTS):
+        team[ARGS + i] = constants[i]
     team[ARGS + _QKV] = qkv.ctypes.data
     team[ARGS + _ROW] = qkv.shape[1]
     team[ARGS + _POSITIONS] = positions.ctypes.data
-    team[ARGS + _COS] = cos.ctypes.data
-    team[ARGS + _SIN] = sin.ctypes.data
     team[ARGS + _SLOTS] = slot_mapping.ctypes.data
-    team[ARGS + _K] = k.ctypes.data
-    team[ARGS + _V] = v.ctypes.data
-    team[ARGS + _H] = num_heads
-    team[ARGS + _KV] = k.shape[1]
-    team[ARGS + _BLOCK_SIZE] = k.shape[2]
-    team[ARGS + _D] = k.shape[3]
-    team[ARGS + _IS_F16] = 1 if k.itemsize == 2 else 0
-    team[ARGS + _Q_NORM] = q_norm.ctypes.data if q_norm.size else 0
-    team[ARGS + _K_NORM] = k_norm.ctypes.data if q_norm.size else 0
     store_f64(team.ctypes.data, ARGS + _EPS, eps)
     run(team, rope_store, r, 1 + 8192 // qkv.shape[1])
 
@@ -106,13 +121,13 @@ def rope_store_kernel() -> int:
 @launcher
 def norm_gate_up_silu(
     team: np.ndarray, norm_kernel: int, gate_up_silu: int, table: np.ndarray, out: np.ndarray, gate_up: np.ndarray,
-    normed: np.ndarray, residual: np.ndarray, norm_weight: np.ndarray, eps: float, scratch: np.ndarray,
+    normed: np.ndarray, residual: np.ndarray, norm_weight: np.ndarray, eps: float, scratch: int,
 ) -> None:  # fmt: skip
     """The intermediate size is a multiple of 16, and gate and up are one segment or one each."""
     r, hidden = residual.shape
     intermediate = out.shape[1]
     any_int8 = takes_int8(table)
-    x_int8 = scratch.ctypes.data if any_int8 else 0
+    x_int8 = scratch if any_int8 else 0
     norm(team, norm_kernel, normed.ctypes.data, residual.ctypes.data, norm_weight.ctypes.data, hidden, r, eps, x_int8)
     up = table.shape[0] - 1
     for segment, at in ((0, _GATE_ARGS), (up, _UP_ARGS)):
@@ -129,6 +144,7 @@ def norm_gate_up_silu(
     team[ARGS + _GATE_UP] = gate_up.ctypes.data
     team[ARGS + _I] = intermediate
     team[ARGS + _R] = r
+    announce(team, table[0, NEXT], table[0, NEXT_BYTES])
     run(team, gate_up_silu, groups, (min_piece(table, 0, r) + 1) // 2)
 
 
@@ -150,10 +166,10 @@ def gate_up_silu_kernel() -> int:
 @launcher
 def norm_lm_head(
     team: np.ndarray, norm_kernel: int, table: np.ndarray, logits: np.ndarray, last: np.ndarray, residual: np.ndarray,
-    rows: np.ndarray, norm_weight: np.ndarray, eps: float, scratch: np.ndarray,
+    rows: np.ndarray, norm_weight: np.ndarray, eps: float, scratch: int,
 ) -> None:  # fmt: skip
     hidden = residual.shape[1]
-    x_int8 = scratch.ctypes.data if takes_int8(table) else 0
+    x_int8 = scratch if takes_int8(table) else 0
     for i in range(rows.size):
         at = x_int8 + i * x_int8_stride(hidden) if x_int8 else 0
         norm(

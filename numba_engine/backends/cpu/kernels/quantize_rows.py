@@ -28,6 +28,11 @@ LARGEST = 127.0 * 256
 MOST_INVERSE = 3e38  # blocks smaller than this can scale are taken as zero
 
 
+def int8_bytes(num_rows: int, in_features: int) -> int:
+    """Bytes of the quantised x, with room for reading a vector past its end."""
+    return num_rows * int(x_int8_stride.py_func(in_features)) + 64
+
+
 @inner
 def x_int8_stride(in_features: int) -> int:
     """Bytes of a row of int8 activations, 64-aligned."""
