@@ -4,50 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 
 import numpy as np
 
-from numba_engine.backends.base import Backend, Batch, SamplingBatch
+from numba_engine.backends.base import Array, Backend, Batch, SamplingBatch
 from numba_engine.scheduling.scheduler import ScheduledSequence
 from numba_engine.scheduling.sequence import Sequence
 
 
 def build_batch(step: Seq[ScheduledSequence], block_size: int, backend: Backend) -> Batch:
-    """Lay the new tokens of the step's sequences end to end."""
-    query_lens = np.array([scheduled.num_new_tokens for scheduled in step], dtype=np.int32)
-    computed = np.array([scheduled.sequence.num_computed_tokens for scheduled in step], dtype=np.int32)
-    cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
-    context_lens = computed + query_lens
-    sequence_of_row = np.repeat(np.arange(len(step)), query_lens)
-    positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) + (computed - cu_seqlens_q[:-1])[sequence_of_row]
+    """Lay the new tokens of the step's sequences end to end.
+
+    What there is one of per sequence is counted in lists: for the few of a step they are faster than arrays.
+    """
+
+    def int32(values: Seq[int] | np.ndarray) -> Array:
+        return backend.upload(np.asarray(values, dtype=np.int32))
+
+    query_lens = [scheduled.num_new_tokens for scheduled in step]
+    context_lens = [scheduled.sequence.num_computed_tokens + scheduled.num_new_tokens for scheduled in step]
+    cu_seqlens_q = list(accumulate(query_lens, initial=0))
+    positions = np.concatenate(
+        [np.arange(end - length, end) for end, length in zip(context_lens, query_lens, strict=True)]
+    )
     block_tables = _block_tables([scheduled.sequence for scheduled in step], context_lens, block_size)
-    slot_mapping = block_tables[sequence_of_row, positions // block_size] * block_size + positions % block_size
-    logit_rows = [cu_seqlens_q[i + 1] - 1 for i, scheduled in enumerate(step) if scheduled.wants_token]
+    sequence_of_row = np.repeat(np.arange(len(step)), query_lens)
+    block, offset = np.divmod(positions, block_size)
+    logit_rows = [end - 1 for end, scheduled in zip(cu_seqlens_q[1:], step, strict=True) if scheduled.wants_token]
     return Batch(
-        token_ids=backend.upload(np.concatenate([_new_token_ids(scheduled) for scheduled in step])),
-        positions=backend.upload(positions.astype(np.int32)),
-        slot_mapping=backend.upload(slot_mapping.astype(np.int32)),
-        cu_seqlens_q=backend.upload(cu_seqlens_q),
-        context_lens=backend.upload(context_lens.astype(np.int32)),
-        block_tables=backend.upload(block_tables),
-        logit_rows=backend.upload(np.array(logit_rows, dtype=np.int32)),
-        num_tokens=int(cu_seqlens_q[-1]),
+        token_ids=int32([token_id for scheduled in step for token_id in _new_token_ids(scheduled)]),
+        positions=int32(positions),
+        slot_mapping=int32(block_tables[sequence_of_row, block] * block_size + offset),
+        cu_seqlens_q=int32(cu_seqlens_q),
+        context_lens=int32(context_lens),
+        block_tables=int32(block_tables),
+        logit_rows=int32(logit_rows),
+        num_tokens=cu_seqlens_q[-1],
         num_seqs=len(step),
         num_logits=len(logit_rows),
-        max_query_len=int(query_lens.max()),
-        max_context_len=int(context_lens.max()),
+        max_query_len=max(query_lens),
+        max_context_len=max(context_lens),
     )
 
 
-def _new_token_ids(scheduled: ScheduledSequence) -> np.ndarray:
+def _new_token_ids(scheduled: ScheduledSequence) -> list[int]:
     first = scheduled.sequence.num_computed_tokens
-    return np.array(scheduled.sequence.token_ids[first : first + scheduled.num_new_tokens], dtype=np.int32)
+    return scheduled.sequence.token_ids[first : first + scheduled.num_new_tokens]
 
 
-def _block_tables(sequences: Seq[Sequence], context_lens: np.ndarray, block_size: int) -> np.ndarray:
+def _block_tables(sequences: Seq[Sequence], context_lens: Seq[int], block_size: int) -> np.ndarray:
     """``[S, max_blocks]``: only the blocks that hold this step's context, padded with 0."""
-    num_blocks = -(-context_lens // block_size)
-    tables = np.zeros((len(sequences), int(num_blocks.max())), dtype=np.int32)
+    num_blocks = [-(-length // block_size) for length in context_lens]
+    tables = np.zeros((len(sequences), max(num_blocks)), dtype=np.int32)
     for row, sequence, count in zip(tables, sequences, num_blocks, strict=True):
         row[:count] = sequence.block_table[:count]
     return tables
@@ -90,7 +99,7 @@ def _has_penalties(sequence: Sequence) -> bool:
 
 
 def _offsets(lists: Iterable[Seq[int] | object]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum([len(values) for values in lists])]).astype(np.int32)  # type: ignore[arg-type]
+    return np.array([*accumulate((len(values) for values in lists), initial=0)], dtype=np.int32)  # type: ignore[arg-type]
 
 
 def _concatenated(lists: Iterable[Seq[float]], dtype: type[np.generic]) -> np.ndarray:
