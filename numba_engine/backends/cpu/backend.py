@@ -94,7 +94,9 @@ class CpuBackend(Backend):
         return np.array(array)
 
     def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
-        return load_weight(name, tensors, self._weight_memory, int8_activations=self._int8, isa=self._isa)
+        return load_weight(
+            name, tensors, self._weight_memory, int8_activations=self._int8, isa=self._isa, num_threads=self.num_threads
+        )
 
     def synchronize(self) -> None:
         """Ops are done when they return."""

@@ -13,6 +13,7 @@ The scales are padded to 64 bytes and the last group to 16 rows; else a matrix t
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ from numba_engine.storage import StorageFormat, StoredTensor
 
 QUANT_BYTES = {StorageFormat.Q8_0: 32, StorageFormat.Q4_0: 16, StorageFormat.Q4_1: 16}
 NUM_SCALES = {StorageFormat.Q8_0: 1, StorageFormat.Q4_0: 1, StorageFormat.Q4_1: 2}
+
+_LEAST_BYTES_A_THREAD = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,24 @@ def num_groups(num_rows: int) -> int:
     return -(-num_rows // LANES)
 
 
-def pack(tensor: StoredTensor, out: np.ndarray) -> None:
+def pack(tensor: StoredTensor, out: np.ndarray, num_threads: int = 1) -> None:
     """Write ``tensor`` to ``out`` [groups, group_bytes] uint8."""
     rows, in_features = tensor.shape
     layout = GroupLayout(tensor.format, in_features)
     groups = num_groups(rows)
     assert out.shape == (groups, layout.group_bytes)
     whole = rows // LANES
-    _pack_groups(tensor.data[: whole * LANES], layout, out[:whole])
+    per_thread = max(-(-whole // num_threads), _LEAST_BYTES_A_THREAD // layout.group_bytes, 1)
+    if per_thread < whole:
+
+        def pack_from(begin: int) -> None:
+            end = min(begin + per_thread, whole)
+            _pack_groups(tensor.data[begin * LANES : end * LANES], layout, out[begin:end])
+
+        with ThreadPoolExecutor(num_threads) as pool:  # NumPy copies without the GIL
+            list(pool.map(pack_from, range(0, whole, per_thread)))
+    else:
+        _pack_groups(tensor.data[: whole * LANES], layout, out[:whole])
     if whole < groups:
         padded = np.zeros((LANES, tensor.data.shape[1]), dtype=np.uint8)
         padded[: rows - whole * LANES] = tensor.data[whole * LANES :]

@@ -32,6 +32,7 @@ def load_weight(
     *,
     int8_activations: bool,
     isa: InstructionSet,
+    num_threads: int = 1,
 ) -> CpuWeight:
     """Stack matrices of equal in_features by rows; neighbours of one format share a segment where groups allow it."""
     in_features = tensors[0].shape[1]
@@ -45,7 +46,7 @@ def load_weight(
         buffer = memory.allocate(sum(groups) * layout.group_bytes).reshape(sum(groups), layout.group_bytes)
         at = 0
         for tensor, count in zip(run, groups, strict=True):
-            pack(tensor, buffer[at : at + count])
+            pack(tensor, buffer[at : at + count], num_threads)
             at += count
         rows = sum(t.shape[0] for t in run)
         takes_int8 = int8_activations and layout.format.is_quantized
@@ -104,7 +105,10 @@ class WeightMemory:
 
 def allocate(nbytes: int) -> np.ndarray:
     """Page-aligned uint8, zero, in huge pages where the system gives them."""
-    memory = mmap.mmap(-1, -(-nbytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES)
+    size = -(-nbytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+    # Private: memory that could be shared, Python's default, gets no huge pages on most systems.
+    private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+    memory = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.uint8)
