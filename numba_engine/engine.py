@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 from numba_engine.backends import create_backend
@@ -46,8 +49,9 @@ _USUAL_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05
 class LLM:
     """A loaded model and its engine.
 
-    One thread owns it: ``add_request``, ``abort``, ``step`` and what is built on them. The text methods, ``validate``,
-    ``model_info`` and ``default_sampling`` are safe from any thread.
+    One thread owns it: ``add_request``, ``abort``, ``step`` and what is built on them; a second one inside them at the
+    same time gets a RuntimeError. The text methods, ``validate``, ``model_info`` and ``default_sampling`` are safe from
+    any thread. ``stream`` and ``generate`` may be used side by side: each gets the outputs of its own requests.
 
     Args:
         model: a Hugging Face directory, a ``.gguf`` file, or ``"demo"``.
@@ -90,6 +94,11 @@ class LLM:
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
         self._requests: dict[str, Request] = {}
+        self._inboxes: dict[str, list[RequestOutput]] = {}
+        """Where the outputs of requests of ``stream`` and ``generate`` go."""
+        self._unclaimed: list[RequestOutput] = []
+        """Outputs of all other requests, until the next ``step`` hands them out."""
+        self._inside = threading.RLock()
         self._counters = Counters()
 
     # ---- text: safe from any thread --------------------------------------------------------------------------------
@@ -144,46 +153,40 @@ class LLM:
             QueueFullError: if ``max_num_seqs`` requests run and ``max_waiting`` wait already.
         """
         params = params or self.default_sampling
-        if request_id in self._requests:
-            raise InvalidRequestError(FieldViolation("request_id", f"{request_id!r} is in use"))
         token_ids = self.validate(prompt, params)
-        if not self._has_place:
-            waiting, limit = len(self._scheduler.waiting), self._config.max_waiting
-            raise QueueFullError(waiting, limit, self._counters.seconds_per_request())
-        sequence = scheduling.Sequence(
-            request_id,
-            token_ids,
-            params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
-            arrival_s=time.monotonic(),
-        )
-        self._scheduler.add(sequence)
-        self._requests[request_id] = Request(
-            sequence, self._tokenizer, eos_token_ids=self._eos_token_ids, max_len=self.model_info.max_model_len
-        )
+        with self._sole_thread():
+            if request_id in self._requests:
+                raise InvalidRequestError(FieldViolation("request_id", f"{request_id!r} is in use"))
+            if not self._has_place:
+                raise QueueFullError(len(self._requests), self._max_requests, self._counters.seconds_per_request())
+            sequence = scheduling.Sequence(
+                request_id,
+                token_ids,
+                params,
+                seed=secrets.randbits(64) if params.seed is None else params.seed,
+                arrival_s=time.monotonic(),
+            )
+            self._scheduler.add(sequence)
+            self._requests[request_id] = Request(
+                sequence, self._tokenizer, eos_token_ids=self._eos_token_ids, max_len=self.model_info.max_model_len
+            )
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a queued or running request and free its blocks now; its last output, or None if there is no such one."""
-        request = self._requests.get(request_id)
-        return None if request is None else self._finish(request, FinishReason.ABORTED)
+        with self._sole_thread():
+            request = self._requests.get(request_id)
+            return None if request is None else self._finish(request, FinishReason.ABORTED)
 
     def step(self) -> list[RequestOutput]:
         """One forward pass: every scheduled sequence moves on. Outputs of the requests that got or ended something."""
-        started_s = time.monotonic()
-        late = [self._finish(r, FinishReason.TIME_LIMIT) for r in self._late_requests(started_s)]
-        step = self._scheduler.schedule(started_s)
-        if not step:
-            return late
-        sampled = self._runner.execute(step, self._ops)
-        self._scheduler.commit(step)
-        outputs = late + self._emit(step, sampled)
-        self._record(step, started_s)
-        self._counters.count_step(time.monotonic() - started_s)
+        self._route(self._step())
+        outputs, self._unclaimed = self._unclaimed, []
         return outputs
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._requests)
+        """``step`` has something to do or to hand out."""
+        return bool(self._requests or self._unclaimed)
 
     @property
     def stats(self) -> EngineStats:
@@ -220,37 +223,47 @@ class LLM:
         self._counters = Counters()
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
-        """Run the prompts to their ends, batched together; completions in the prompts' order."""
-        each = list(params) if isinstance(params, Sequence) else [params or self.default_sampling] * len(prompts)
-        if len(each) != len(prompts):
-            raise InvalidRequestError(FieldViolation("params", f"{len(each)} given for {len(prompts)} prompts"))
-        pending = [(f"generate-{next(_ids)}", self.validate(p, own), own) for p, own in zip(prompts, each, strict=True)]
-        collected: dict[str, list[RequestOutput]] = {request_id: [] for request_id, _, _ in pending}
-        queue = iter(pending)
-        waiting = next(queue, None)
+        """Run the prompts (or the one) to their ends, batched together; completions in the prompts' order."""
+        each_prompt = _as_prompts(prompts)
+        each_params = (
+            [params or self.default_sampling] * len(each_prompt) if not isinstance(params, Sequence) else params
+        )
+        if len(each_params) != len(each_prompt):
+            raise InvalidRequestError(
+                FieldViolation("params", f"{len(each_params)} given for {len(each_prompt)} prompts")
+            )
+        token_ids = [self.validate(prompt, own) for prompt, own in zip(each_prompt, each_params, strict=True)]
+        ids = [f"generate-{next(_ids)}" for _ in each_prompt]
+        to_add = deque(zip(ids, token_ids, each_params, strict=True))
+        outputs: dict[str, list[RequestOutput]] = {request_id: [] for request_id in ids}
+        self._inboxes |= outputs
         try:
-            while waiting is not None or self.has_unfinished:
-                while waiting is not None and self._has_place:
-                    self.add_request(*waiting)
-                    waiting = next(queue, None)
-                for output in self.step():
-                    collected.get(output.request_id, []).append(output)
+            while to_add or any(request_id in self._requests for request_id in ids):
+                while to_add and self._has_place:
+                    self.add_request(*to_add.popleft())
+                self._route(self._step())
         finally:
-            for request_id in collected:
+            for request_id in ids:
                 self.abort(request_id)
-        return [_completion(token_ids, collected[request_id]) for request_id, token_ids, _ in pending]
+                del self._inboxes[request_id]
+        return [_completion(own, outputs[request_id]) for own, request_id in zip(token_ids, ids, strict=True)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Run one prompt, yielding each step's output. Closing the iterator aborts the request."""
         request_id = f"stream-{next(_ids)}"
         self.add_request(request_id, prompt, params)
+        inbox = self._inboxes[request_id] = []
         try:
-            while request_id in self._requests:
-                yield from (output for output in self.step() if output.request_id == request_id)
+            while inbox or request_id in self._requests:
+                if inbox:
+                    yield inbox.pop(0)
+                else:
+                    self._route(self._step())
         finally:
             self.abort(request_id)
+            del self._inboxes[request_id]
 
     # ---- profile ---------------------------------------------------------------------------------------------------
 
@@ -282,6 +295,36 @@ class LLM:
 
     # ---- parts of the above ----------------------------------------------------------------------------------------
 
+    def _step(self) -> list[RequestOutput]:
+        with self._sole_thread():
+            started_s = time.monotonic()
+            late = [self._finish(r, FinishReason.TIME_LIMIT) for r in self._late_requests(started_s)]
+            step = self._scheduler.schedule(started_s)
+            if not step:
+                return late
+            sampled = self._runner.execute(step, self._ops)
+            self._scheduler.commit(step)
+            outputs = late + self._emit(step, sampled)
+            self._record(step, started_s)
+            self._counters.count_step(time.monotonic() - started_s)
+            return outputs
+
+    def _route(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            self._inboxes.get(output.request_id, self._unclaimed).append(output)
+
+    @contextmanager
+    def _sole_thread(self) -> Iterator[None]:
+        """Two threads in one engine would corrupt it silently."""
+        if not self._inside.acquire(blocking=False):
+            raise RuntimeError(
+                "another thread is inside this LLM; give each thread its own, or one thread all the calls"
+            )
+        try:
+            yield
+        finally:
+            self._inside.release()
+
     def _not_in_vocabulary(self, field: str, token_ids: Iterable[int]) -> FieldViolation | None:
         vocab_size = self.model_info.vocab_size
         wrong = next((i for i in token_ids if type(i) is not int or not 0 <= i < vocab_size), None)
@@ -292,7 +335,11 @@ class LLM:
     @property
     def _has_place(self) -> bool:
         """In the next step or in the queue: ``max_waiting`` counts only those that find no place in the step."""
-        return len(self._requests) < self._config.max_num_seqs + self._config.max_waiting
+        return len(self._requests) < self._max_requests
+
+    @property
+    def _max_requests(self) -> int:
+        return self._config.max_num_seqs + self._config.max_waiting
 
     def _late_requests(self, now_s: float) -> list[Request]:
         return [request for request in self._requests.values() if request.is_late(now_s)]
@@ -350,6 +397,13 @@ class LLM:
 
 
 _ids = itertools.count()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A lone text, or a lone list of token ids, is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    return [prompts] if prompts and all(isinstance(entry, int) for entry in prompts) else prompts  # type: ignore[return-value,list-item]
 
 
 def _completion(prompt_token_ids: list[int], outputs: list[RequestOutput]) -> Completion:

@@ -53,10 +53,12 @@ class UnsupportedModelError(CheckpointError):
 
 
 class QueueFullError(NumbaEngineError):
-    """The waiting queue is full. ``retry_after_s`` estimates when a place will be free."""
+    """Every place to run or to wait is taken. ``retry_after_s`` estimates when one will be free."""
 
-    def __init__(self, queued: int, limit: int, retry_after_s: float) -> None:
-        super().__init__(f"{queued} requests are waiting, the limit is {limit}; retry in about {retry_after_s:.1f} s")
+    def __init__(self, num_requests: int, limit: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{num_requests} requests run or wait, the limit is {limit}; retry in about {retry_after_s:.1f} s"
+        )
         self.retry_after_s = retry_after_s
 
 

@@ -65,7 +65,7 @@ class SamplingParams:
                 bad.append(FieldViolation(name, f"must be {allowed}, got {getattr(self, name)!r}"))
 
         require(_between(self.temperature, 0.0, 100.0), "temperature", "a number from 0 (greedy) to 100")
-        require(_is_int(self.top_k, 0, 2**31 - 1), "top_k", "an integer ≥ 0 (0 keeps all)")
+        require(_is_int(self.top_k, 0, 2**31 - 1), "top_k", "an integer from 0 (keeps all) to 2147483647")
         require(_between(self.top_p, 0.0, 1.0) and self.top_p > 0, "top_p", "a number in (0, 1]")
         require(_between(self.min_p, 0.0, 1.0), "min_p", "a number in [0, 1]")
         penalty = self.repetition_penalty
@@ -79,7 +79,7 @@ class SamplingParams:
             f"at most {MAX_LOGIT_BIAS} token ids, each with a number in [-100, 100]",
         )
         require(self.seed is None or _is_int(self.seed, 0, 2**64 - 1), "seed", "an unsigned 64-bit integer")
-        require(self.max_tokens is None or _is_int(self.max_tokens, 1, 2**31 - 1), "max_tokens", "an integer ≥ 1")
+        require(self.max_tokens is None or _is_int(self.max_tokens, 1, 2**31 - 1), "max_tokens", "an integer from 1 to 2147483647")
         require(
             len(self.stop) <= MAX_STOP_SEQUENCES
             and all(isinstance(s, str) and 0 < len(s.encode()) <= MAX_STOP_SEQUENCE_BYTES for s in self.stop),

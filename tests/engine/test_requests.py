@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,55 @@ def test_warm_up_leaves_no_trace(tiny_path: Path) -> None:
     fresh = llm.stats
     llm.warm_up()
     assert llm.stats == fresh
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def test_two_streams_side_by_side_lose_nothing(llm: LLM) -> None:
+    prompts = [PROMPT, PROMPT[:7]]
+    alone = [completion.token_ids for completion in llm.generate(prompts, GREEDY)]
+    pairs = list(zip(*(llm.stream(prompt, GREEDY) for prompt in prompts), strict=True))
+    assert [tuple(i for output in outputs for i in output.token_ids) for outputs in zip(*pairs, strict=True)] == alone
+
+
+def test_generate_while_a_stream_and_a_request_are_open(llm: LLM) -> None:
+    first, second = (completion.token_ids for completion in llm.generate([PROMPT, PROMPT[:7]], GREEDY))
+    llm.add_request("own", PROMPT, GREEDY)
+    stream = llm.stream(PROMPT, GREEDY)
+    start = next(stream).token_ids
+    assert llm.generate(PROMPT[:7], GREEDY)[0].token_ids == second
+    assert start + tuple(i for output in stream for i in output.token_ids) == first
+    outputs = []
+    while llm.has_unfinished:
+        outputs += llm.step()
+    assert {output.request_id for output in outputs} == {"own"}
+    assert tuple(i for output in outputs for i in output.token_ids) == first
+
+
+@pytest.mark.parametrize("prompt", ["Once upon a time", PROMPT])
+def test_a_lone_prompt_is_one_prompt(llm: LLM, prompt: str | list[int]) -> None:
+    assert llm.generate(prompt, GREEDY)[0].token_ids == llm.generate([prompt], GREEDY)[0].token_ids  # type: ignore[list-item]
+    assert len(llm.generate(prompt, GREEDY)) == 1
+
+
+def test_a_second_thread_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    caught: list[BaseException] = []
+
+    def intrude(*args: object) -> None:
+        def enter() -> None:
+            for call in (llm.step, lambda: llm.add_request("b", PROMPT), lambda: llm.abort("a")):
+                with pytest.raises(RuntimeError, match="another thread") as error:
+                    call()
+                caught.append(error.value)
+
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+
+    llm.add_request("a", PROMPT, GREEDY)
+    monkeypatch.setattr(llm._scheduler, "commit", intrude)  # in the middle of a step
+    llm.step()
+    assert len(caught) == 3
+    monkeypatch.undo()
+    llm.abort("a")
