@@ -43,6 +43,8 @@ def bench(
     GB/s counts the weights and keys and values that were moved, by formula; its share is of the plain read
     bandwidth measured on this machine with the same threads.
     """
+    if not (prompt_tokens or gen_tokens):
+        raise click.UsageError("--prompt-tokens 0 and --gen-tokens 0 leave nothing to measure")
     llm = load(model, engine_config(options), quiet=quiet)
     rows = run_bench(
         llm,

@@ -38,6 +38,8 @@ def kernels(ctx: click.Context, ccs: tuple[str, ...], wanted: str, as_json: bool
     from numba_engine.backends.cuda.cards import kernel_cards
 
     cards = {cc: kernel_cards(_numbers(cc), lambda name: wanted in name) for cc in ccs or _CCS}
+    if not any(cards.values()):
+        raise click.UsageError(f"no kernel has {wanted!r} in its name")
     if as_json:
         records = [_record(card) for of_cc in cards.values() for card in of_cc]
         click.echo(json.dumps({"cards": records}))

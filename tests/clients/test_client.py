@@ -29,6 +29,7 @@ from numba_engine_client import (
     UnavailableError,
     UnimplementedError,
 )
+from numba_engine_client.errors import ErrorDetails
 from tests.clients import fake_service as fake
 from tests.clients.fake_service import FakeService, serving
 
@@ -244,7 +245,7 @@ def _breaks(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Itera
 
 async def test_broken_stream_keeps_the_partial_text(service: FakeService, target: str) -> None:
     service.behaviours["Generate"] = _breaks
-    with Client(target, retry=Retry(attempts=3, first_s=0.01)) as client, pytest.raises(UnavailableError) as caught:
+    with Client(target, retry=Retry(attempts=3)) as client, pytest.raises(UnavailableError) as caught:
         client.generate_text("p")
     assert (caught.value.partial_text, caught.value.token_ids) == ("half a sentence", (1, 2, 3))
     async with AsyncClient(target) as async_client:
@@ -294,7 +295,7 @@ def _full_at_first(times: int, retry_delay_s: float) -> Any:
 
 
 async def test_full_server_is_tried_again_after_the_delay_it_asks_for(service: FakeService, target: str) -> None:
-    retry = Retry(attempts=3, first_s=60)
+    retry = Retry(attempts=3)
     service.behaviours["Generate"] = _full_at_first(2, 0.05)
     before = time.monotonic()
     with Client(target, retry=retry) as client:
@@ -330,19 +331,22 @@ def test_no_retry_beyond_the_deadline(service: FakeService, target: str) -> None
 
 def test_other_errors_are_not_tried_again(service: FakeService, target: str) -> None:
     service.behaviours["Abort"] = lambda request, context: fake.refuse(context, code_pb2.UNAVAILABLE, "loading")
-    with Client(target, retry=Retry(attempts=3, first_s=0.01)) as client, pytest.raises(UnavailableError):
+    with Client(target, retry=Retry(attempts=3)) as client, pytest.raises(UnavailableError):
         client.abort("x")
     assert len(service.requests) == 1
 
 
-def test_backoff_doubles_up_to_the_longest() -> None:
-    retry = Retry(attempts=9, first_s=1.0, longest_s=6.0)
-    full = OverloadedError(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-    delays = [retry.delay_s(full, attempt) for attempt in (1, 2, 3, 4, 9)]
-    for delay, base in zip(delays[:4], (1.0, 2.0, 4.0, 6.0), strict=True):
+def test_only_a_refusal_that_says_when_is_tried_again() -> None:
+    retry = Retry(attempts=9, longest_s=6.0)
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    asked = {5.0: (5.0, 6.25), 60.0: (6.0, 7.5)}
+    for delay_s, (low, high) in asked.items():
+        full = OverloadedError(code, "full", ErrorDetails(retry_delay_s=delay_s))
+        delay = retry.delay_s(full, 8)
         assert delay is not None
-        assert base <= delay <= 1.25 * base
-    assert delays[4] is None
+        assert low <= delay <= high
+        assert retry.delay_s(full, 9) is None, "that was the last attempt"
+    assert retry.delay_s(OverloadedError(code, "message larger than max"), 1) is None
 
 
 # ---- the other calls -----------------------------------------------------------------------------------------------

@@ -11,24 +11,22 @@ from numba_engine_client.errors import InferenceError, OverloadedError
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a call that was refused with RESOURCE_EXHAUSTED is made again, and after how long.
+    """How often a call that the server had no place for is made again.
 
-    Waits as long as the server's RetryInfo says, else ``first_s`` doubled each time; a jitter of up to a quarter keeps
-    clients from coming back together. A stream that has begun is never repeated.
+    Waits as long as the server's RetryInfo says; a refusal without one, such as of a message that is too large, would
+    be refused again. A jitter of up to a quarter keeps clients from coming back together. A stream that has begun is
+    never repeated.
     """
 
     attempts: int = 5
     """Calls in all."""
-    first_s: float = 0.5
     longest_s: float = 30.0
 
     def delay_s(self, error: InferenceError, attempt: int) -> float | None:
         """Seconds until the call after this ``attempt`` (counted from 1); None when it is the last."""
-        if not isinstance(error, OverloadedError) or attempt >= self.attempts:
+        if not isinstance(error, OverloadedError) or error.retry_delay_s is None or attempt >= self.attempts:
             return None
-        asked = error.retry_delay_s
-        delay = asked if asked is not None else self.first_s * 2.0 ** (attempt - 1)
-        return min(delay, self.longest_s) * random.uniform(1.0, 1.25)
+        return min(error.retry_delay_s, self.longest_s) * random.uniform(1.0, 1.25)
 
 
 NO_RETRY = Retry(attempts=1)
