@@ -73,3 +73,26 @@ def test_a_kernel_that_cannot_be_kept_still_runs(tmp_path: Path, monkeypatch: py
     folder.write_text("not a folder")
     assert doubled(21) == 42
     assert folder.read_text() == "not a folder"
+
+
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("kept_bytes", [0, 7, 300])
+def test_a_damaged_file_is_compiled_and_kept_anew(tmp_path: Path, suffix: str, kept_bytes: int) -> None:
+    folder = Path(run_program(tmp_path)[0])
+    damaged = list(folder.rglob(f"*{suffix}"))
+    assert damaged
+    for file in damaged:
+        file.write_bytes(file.read_bytes()[:kept_bytes])
+    assert run_program(tmp_path)[1] == "0"
+    assert run_program(tmp_path)[1] == "1"
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_to_all = tmp_path / "cache"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    monkeypatch.setattr(compilation.platformdirs, "user_cache_dir", lambda *args, **kwargs: str(open_to_all))
+    monkeypatch.setattr(compilation.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = compilation.cache_folder.__wrapped__()
+    assert folder is not None
+    assert not folder.is_relative_to(open_to_all)

@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -79,13 +80,21 @@ def cache_folder() -> Path | None:
         folder = root / name
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
-                continue  # compiled code is trusted, so it must be our own
+            if not all(_is_ours(path) for path in (root, root / "kernels", folder)):
+                continue
             tempfile.TemporaryFile(dir=folder).close()
         except OSError:
             continue
         return folder
     return None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Nobody else can put code there: compiled code is trusted."""
+    if not hasattr(os, "getuid"):
+        return True
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & stat.S_IWOTH
 
 
 class _Locator(caching._CacheLocator):
@@ -122,9 +131,14 @@ class _KernelCache(caching.FunctionCache):
             )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        with contextlib.suppress(OSError):  # the folder may go away while the process runs
+        try:
             return super().load_overload(sig, target_context)
-        return None
+        except Exception:
+            # A file that a power cut truncated raises whatever unpickling or LLVM make of it, and would do so for ever.
+            # Or the folder has gone away while the process runs. Compiled anew, it is kept anew.
+            with contextlib.suppress(OSError):
+                self.flush()
+            return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with contextlib.suppress(OSError):  # nor need there be room for it: then the next process compiles again
