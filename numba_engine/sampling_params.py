@@ -10,6 +10,7 @@ from types import MappingProxyType
 from numba_engine.errors import FieldViolation, InvalidRequestError
 
 MAX_LOGPROBS = 20
+MAX_INT32 = 2**31 - 1
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_SEQUENCE_BYTES = 1024
 MAX_LOGIT_BIAS = 1024
@@ -65,7 +66,7 @@ class SamplingParams:
                 bad.append(FieldViolation(name, f"must be {allowed}, got {getattr(self, name)!r}"))
 
         require(_between(self.temperature, 0.0, 100.0), "temperature", "a number from 0 (greedy) to 100")
-        require(_is_int(self.top_k, 0, 2**31 - 1), "top_k", "an integer from 0 (keeps all) to 2147483647")
+        require(_is_int(self.top_k, 0, MAX_INT32), "top_k", f"0 (keeps all) to {MAX_INT32}")
         require(_between(self.top_p, 0.0, 1.0) and self.top_p > 0, "top_p", "a number in (0, 1]")
         require(_between(self.min_p, 0.0, 1.0), "min_p", "a number in [0, 1]")
         penalty = self.repetition_penalty
@@ -74,19 +75,19 @@ class SamplingParams:
         require(_between(self.frequency_penalty, -2.0, 2.0), "frequency_penalty", "a number in [-2, 2]")
         require(
             len(self.logit_bias) <= MAX_LOGIT_BIAS
-            and all(_is_int(k, 0, 2**31 - 1) and _between(v, -100.0, 100.0) for k, v in self.logit_bias.items()),
+            and all(_is_int(k, 0, MAX_INT32) and _between(v, -100.0, 100.0) for k, v in self.logit_bias.items()),
             "logit_bias",
             f"at most {MAX_LOGIT_BIAS} token ids, each with a number in [-100, 100]",
         )
         require(self.seed is None or _is_int(self.seed, 0, 2**64 - 1), "seed", "an unsigned 64-bit integer")
-        require(self.max_tokens is None or _is_int(self.max_tokens, 1, 2**31 - 1), "max_tokens", "an integer from 1 to 2147483647")
+        require(self.max_tokens is None or _is_int(self.max_tokens, 1, MAX_INT32), "max_tokens", f"1 to {MAX_INT32}")
         require(
             len(self.stop) <= MAX_STOP_SEQUENCES
             and all(isinstance(s, str) and 0 < len(s.encode()) <= MAX_STOP_SEQUENCE_BYTES for s in self.stop),
             "stop",
             f"at most {MAX_STOP_SEQUENCES} strings of 1 to {MAX_STOP_SEQUENCE_BYTES} bytes",
         )
-        require(all(_is_int(i, 0, 2**31 - 1) for i in self.stop_token_ids), "stop_token_ids", "token ids")
+        require(all(_is_int(i, 0, MAX_INT32) for i in self.stop_token_ids), "stop_token_ids", "token ids")
         require(self.logprobs is None or _is_int(self.logprobs, 0, MAX_LOGPROBS), "logprobs", f"0 to {MAX_LOGPROBS}")
         limit = self.time_limit_s
         require(limit is None or (_between(limit, 0.0, 1e6) and limit > 0), "time_limit_s", "a number of seconds > 0")
