@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
+from numba_engine.checkpoint import Progress
 from numba_engine.config import EngineConfig
-from numba_engine.engine import LLM, Progress, Prompt
+from numba_engine.engine import LLM, Prompt
 from numba_engine.errors import (
     BackendUnavailableError,
     CheckpointError,

@@ -11,13 +11,13 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
 from numba_engine.backends import create_backend
 from numba_engine.backends.base import Backend, Sampled
-from numba_engine.checkpoint import open_checkpoint
+from numba_engine.checkpoint import Progress, open_checkpoint
 from numba_engine.config import EngineConfig
 from numba_engine.counters import Counters
 from numba_engine.errors import FieldViolation, InvalidRequestError, QueueFullError
@@ -39,8 +39,6 @@ from numba_engine.text.tokenizer import Tokenizer, load_tokenizer
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
-Progress = Callable[[str, int, int], None]
-"""Called while loading with (what, bytes done, bytes in all)."""
 
 _USUAL_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama.cpp's defaults: drawing from a whole untruncated distribution derails small models."""
@@ -219,7 +217,7 @@ class LLM:
         self.generate(prompts, [greedy, sampled])
         self.start_profile(fusion=False)  # the textbook ops have kernels of their own
         self.generate(prompts, [greedy, sampled])
-        self._recorder, self._ops = None, self._backend
+        self._stop_recording()
         self._counters = Counters()
 
     def generate(
@@ -285,7 +283,7 @@ class LLM:
     def stop_profile(self) -> ProfileSummary:
         """End the profile and sum it up. The first one measures the machine's read bandwidth, which takes a moment."""
         assert self._recorder is not None, "start_profile first"
-        self._recorder, self._ops = None, self._backend
+        self._stop_recording()
         return summarize(self._profiled_steps, read_bandwidth_gbps=self.read_bandwidth_gbps)
 
     @cached_property
@@ -308,6 +306,9 @@ class LLM:
             self._record(step, started_s)
             self._counters.count_step(time.monotonic() - started_s)
             return outputs
+
+    def _stop_recording(self) -> None:
+        self._recorder, self._ops = None, self._backend
 
     def _route(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:

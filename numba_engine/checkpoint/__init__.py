@@ -10,7 +10,7 @@ from numba_engine.checkpoint.gguf import is_gguf, open_gguf
 from numba_engine.checkpoint.safetensors import open_huggingface
 from numba_engine.errors import CheckpointError
 
-__all__ = ["Checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "Progress", "open_checkpoint"]
 
 _ACCEPTED = (
     "a model is a Hugging Face directory (config.json and model.safetensors), a .gguf file, or the word demo; "

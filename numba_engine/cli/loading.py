@@ -7,9 +7,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from numba_engine.checkpoint import Progress as ReportProgress
 from numba_engine.config import EngineConfig
 from numba_engine.engine import LLM
-from numba_engine.engine import Progress as ReportProgress
 
 
 def load(model: str, config: EngineConfig, *, quiet: bool = False) -> LLM:

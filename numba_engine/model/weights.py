@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from numba_engine.backends.base import Array, Backend, LayerWeights, Weight
-from numba_engine.checkpoint import Checkpoint
+from numba_engine.checkpoint import Checkpoint, Progress
 from numba_engine.errors import CheckpointError
 from numba_engine.model.config import ModelConfig
 from numba_engine.storage import StoredTensor, dequantize, is_finite
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what, bytes done, bytes in all)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

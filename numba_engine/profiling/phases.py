@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from numba_engine.profiling.report import OpProfile, StepProfile
+from numba_engine.profiling.report import OpProfile, StepProfile, ops_by_name
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -43,10 +43,7 @@ def phase_profiles(steps: Sequence[StepProfile]) -> tuple[PhaseProfile, ...]:
 
 
 def _phase(name: str, steps: Sequence[StepProfile]) -> PhaseProfile:
-    by_name: dict[str, list[OpProfile]] = {}
-    for op in (op for step in steps for op in step.ops):
-        by_name.setdefault(op.name, []).append(op)
-    ops = tuple(_sum(ops) for ops in by_name.values())
+    ops = ops_by_name(steps)
     host_time_s = sum(step.host_time_s for step in steps)
     return PhaseProfile(
         name=name,
@@ -56,8 +53,3 @@ def _phase(name: str, steps: Sequence[StepProfile]) -> PhaseProfile:
         host_time_s=host_time_s,
         ops=ops,
     )
-
-
-def _sum(ops: Sequence[OpProfile]) -> OpProfile:
-    counted = [field.name for field in fields(OpProfile) if field.name != "name"]
-    return OpProfile(name=ops[0].name, **{name: sum(getattr(op, name) for op in ops) for name in counted})

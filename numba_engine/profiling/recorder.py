@@ -26,7 +26,7 @@ from numba_engine.backends.base import (
     SamplingBatch,
     Weight,
 )
-from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
+from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile, ops_by_name
 from numba_engine.profiling.traffic import FORMULAS, Traffic
 from numba_engine.storage import StoredTensor
 
@@ -248,7 +248,7 @@ def summarize(steps: Sequence[StepProfile], *, read_bandwidth_gbps: float) -> Pr
     """All steps of a profile in one. What there was none of (no prefill step, no decode step) is 0."""
     prefill = [step for step in steps if step.num_prefill_tokens]
     decode = [step for step in steps if step.num_decode_tokens and not step.num_prefill_tokens]
-    ops = _summed(decode)
+    ops = ops_by_name(decode)
     num_tokens = sum(step.num_decode_tokens for step in decode)
     weight_bytes = sum(op.weight_bytes for op in ops) // num_tokens if decode else 0
     kv_bytes = sum(op.kv_bytes for op in ops) // num_tokens if decode else 0
@@ -270,29 +270,6 @@ def summarize(steps: Sequence[StepProfile], *, read_bandwidth_gbps: float) -> Pr
         weight_bytes_per_token=weight_bytes,
         kv_bytes_per_token=kv_bytes,
         overhead_s_per_step=sum(step.overhead_s for step in decode) / len(decode) if decode else 0.0,
-    )
-
-
-def _summed(steps: Sequence[StepProfile]) -> tuple[OpProfile, ...]:
-    """The ops of all steps, those of one name together, in order of first call."""
-    total: dict[str, OpProfile] = {}
-    for op in (op for step in steps for op in step.ops):
-        so_far = total.get(op.name)
-        total[op.name] = op if so_far is None else _added(so_far, op)
-    return tuple(total.values())
-
-
-def _added(a: OpProfile, b: OpProfile) -> OpProfile:
-    return OpProfile(
-        name=a.name,
-        num_calls=a.num_calls + b.num_calls,
-        time_s=a.time_s + b.time_s,
-        weight_bytes=a.weight_bytes + b.weight_bytes,
-        kv_bytes=a.kv_bytes + b.kv_bytes,
-        activation_bytes=a.activation_bytes + b.activation_bytes,
-        flops=a.flops + b.flops,
-        kv_written_bytes=a.kv_written_bytes + b.kv_written_bytes,
-        activation_written_bytes=a.activation_written_bytes + b.activation_written_bytes,
     )
 
 

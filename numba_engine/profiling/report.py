@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +101,15 @@ class ProfileSummary:
     """Of bytes_per_token."""
     overhead_s_per_step: float = 0.0
     """What looking cost a decode step in the mean; subtracted above."""
+
+
+def ops_by_name(steps: Sequence[StepProfile]) -> tuple[OpProfile, ...]:
+    """The ops of all steps, those of one name summed up, in order of first call."""
+    by_name: dict[str, list[OpProfile]] = {}
+    for op in (op for step in steps for op in step.ops):
+        by_name.setdefault(op.name, []).append(op)
+    counted = [field.name for field in fields(OpProfile) if field.name != "name"]
+    return tuple(
+        OpProfile(name=name, **{field: sum(getattr(op, field) for op in ops) for field in counted})
+        for name, ops in by_name.items()
+    )
