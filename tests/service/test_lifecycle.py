@@ -98,7 +98,8 @@ async def test_a_model_that_cannot_be_loaded_ends_the_server(serve: Serve, caplo
 async def test_the_engine_s_death_ends_streams_and_process(serve: Serve) -> None:
     async with serve(FakeLLM(gated=True)) as served:
         calls = [served.stub.Generate(generate(request_id=f"r{i}")) for i in range(2)]
-        await calls[0].read()
+        await served.until(lambda status: status.engine.num_running + status.engine.num_waiting > 0)
+        await served.step_until(lambda status: status.engine.num_running == 2)  # one that arrives later is UNAVAILABLE
         served.llm.fail_in_step = MemoryError("secret")
         served.llm.allow(1)
         for i, call in enumerate(calls):
