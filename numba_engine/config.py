@@ -47,6 +47,17 @@ class EngineConfig:
     """Requests that may wait for admission; one more is refused with QueueFullError."""
     prefix_caching: bool = True
     """Reuse the KV blocks of prompts that begin alike."""
+    fusion: bool = True
+    """Run each phase of a layer as one fused kernel where the backend has one; False runs the textbook ops one by one.
+
+    The tokens are the same.
+    """
+    graph: bool = True
+    """On ``cuda`` and ``ptx``: record decode steps and replay each as one launch; False launches every kernel anew.
+
+    The tokens are the same. Steps with a prompt in them, and with requests that want log-probabilities, penalties or a
+    logit bias, are never recorded.
+    """
 
     def __post_init__(self) -> None:
         def require(ok: bool, name: str, allowed: str) -> None:
