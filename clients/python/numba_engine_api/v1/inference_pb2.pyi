@@ -17,6 +17,13 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_TIME_LIMIT: _ClassVar[FinishReason]
     FINISH_REASON_ABORTED: _ClassVar[FinishReason]
 
+class ProfileDetail(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROFILE_DETAIL_UNSPECIFIED: _ClassVar[ProfileDetail]
+    PROFILE_DETAIL_SUMMARY: _ClassVar[ProfileDetail]
+    PROFILE_DETAIL_OPS: _ClassVar[ProfileDetail]
+    PROFILE_DETAIL_TIMELINE: _ClassVar[ProfileDetail]
+
 class TimeSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TIME_SOURCE_UNSPECIFIED: _ClassVar[TimeSource]
@@ -24,6 +31,20 @@ class TimeSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIME_SOURCE_DEVICE_EVENTS: _ClassVar[TimeSource]
     TIME_SOURCE_DEVICE_ACTIVITY: _ClassVar[TimeSource]
     TIME_SOURCE_SIMULATED: _ClassVar[TimeSource]
+
+class FigureSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FIGURE_SOURCE_UNSPECIFIED: _ClassVar[FigureSource]
+    FIGURE_SOURCE_DATASHEET: _ClassVar[FigureSource]
+    FIGURE_SOURCE_MEASURED: _ClassVar[FigureSource]
+
+class Bound(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BOUND_UNSPECIFIED: _ClassVar[Bound]
+    BOUND_MEMORY: _ClassVar[Bound]
+    BOUND_COMPUTE: _ClassVar[Bound]
+    BOUND_LATENCY: _ClassVar[Bound]
+    BOUND_INTERCONNECT: _ClassVar[Bound]
 
 class ServerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -39,11 +60,23 @@ FINISH_REASON_MAX_TOKENS: FinishReason
 FINISH_REASON_CONTEXT_FULL: FinishReason
 FINISH_REASON_TIME_LIMIT: FinishReason
 FINISH_REASON_ABORTED: FinishReason
+PROFILE_DETAIL_UNSPECIFIED: ProfileDetail
+PROFILE_DETAIL_SUMMARY: ProfileDetail
+PROFILE_DETAIL_OPS: ProfileDetail
+PROFILE_DETAIL_TIMELINE: ProfileDetail
 TIME_SOURCE_UNSPECIFIED: TimeSource
 TIME_SOURCE_HOST_CLOCK: TimeSource
 TIME_SOURCE_DEVICE_EVENTS: TimeSource
 TIME_SOURCE_DEVICE_ACTIVITY: TimeSource
 TIME_SOURCE_SIMULATED: TimeSource
+FIGURE_SOURCE_UNSPECIFIED: FigureSource
+FIGURE_SOURCE_DATASHEET: FigureSource
+FIGURE_SOURCE_MEASURED: FigureSource
+BOUND_UNSPECIFIED: Bound
+BOUND_MEMORY: Bound
+BOUND_COMPUTE: Bound
+BOUND_LATENCY: Bound
+BOUND_INTERCONNECT: Bound
 SERVER_STATE_UNSPECIFIED: ServerState
 SERVER_STATE_LOADING: ServerState
 SERVER_STATE_READY: ServerState
@@ -217,48 +250,102 @@ class Timings(_message.Message):
     num_preemptions: int
     def __init__(self, queue_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., mean_inter_token_s: _Optional[float] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
+class SyntheticWorkload(_message.Message):
+    __slots__ = ("num_seqs", "prompt_len")
+    NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    num_seqs: int
+    prompt_len: int
+    def __init__(self, num_seqs: _Optional[int] = ..., prompt_len: _Optional[int] = ...) -> None: ...
+
+class LiveTraffic(_message.Message):
+    __slots__ = ("num_steps",)
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    num_steps: int
+    def __init__(self, num_steps: _Optional[int] = ...) -> None: ...
+
 class ProfileRequest(_message.Message):
-    __slots__ = ("request_id", "prompt", "token_ids", "chat", "num_tokens", "fusion")
+    __slots__ = ("request_id", "prompt", "token_ids", "chat", "synthetic", "live", "num_tokens", "fusion", "detail", "warm_up_steps")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
+    SYNTHETIC_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FUSION_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    WARM_UP_STEPS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: str
     token_ids: TokenIds
     chat: Chat
+    synthetic: SyntheticWorkload
+    live: LiveTraffic
     num_tokens: int
     fusion: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., num_tokens: _Optional[int] = ..., fusion: bool = ...) -> None: ...
+    detail: ProfileDetail
+    warm_up_steps: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., synthetic: _Optional[_Union[SyntheticWorkload, _Mapping]] = ..., live: _Optional[_Union[LiveTraffic, _Mapping]] = ..., num_tokens: _Optional[int] = ..., fusion: bool = ..., detail: _Optional[_Union[ProfileDetail, str]] = ..., warm_up_steps: _Optional[int] = ...) -> None: ...
 
 class ProfileResponse(_message.Message):
-    __slots__ = ("device", "model", "step", "summary")
+    __slots__ = ("device", "model", "step", "summary", "waiting")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     device: ProfiledDevice
     model: ProfiledModel
     step: StepProfile
     summary: ProfileSummary
-    def __init__(self, device: _Optional[_Union[ProfiledDevice, _Mapping]] = ..., model: _Optional[_Union[ProfiledModel, _Mapping]] = ..., step: _Optional[_Union[StepProfile, _Mapping]] = ..., summary: _Optional[_Union[ProfileSummary, _Mapping]] = ...) -> None: ...
+    waiting: WaitingForTraffic
+    def __init__(self, device: _Optional[_Union[ProfiledDevice, _Mapping]] = ..., model: _Optional[_Union[ProfiledModel, _Mapping]] = ..., step: _Optional[_Union[StepProfile, _Mapping]] = ..., summary: _Optional[_Union[ProfileSummary, _Mapping]] = ..., waiting: _Optional[_Union[WaitingForTraffic, _Mapping]] = ...) -> None: ...
+
+class WaitingForTraffic(_message.Message):
+    __slots__ = ("num_steps",)
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    num_steps: int
+    def __init__(self, num_steps: _Optional[int] = ...) -> None: ...
+
+class DevicePeak(_message.Message):
+    __slots__ = ("name", "value", "unit", "source", "citation")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CITATION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    unit: str
+    source: FigureSource
+    citation: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ..., source: _Optional[_Union[FigureSource, str]] = ..., citation: _Optional[str] = ...) -> None: ...
 
 class ProfiledDevice(_message.Message):
-    __slots__ = ("backend", "name", "num_threads", "time_source")
+    __slots__ = ("backend", "name", "num_threads", "time_source", "peaks")
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     TIME_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PEAKS_FIELD_NUMBER: _ClassVar[int]
     backend: str
     name: str
     num_threads: int
     time_source: TimeSource
-    def __init__(self, backend: _Optional[str] = ..., name: _Optional[str] = ..., num_threads: _Optional[int] = ..., time_source: _Optional[_Union[TimeSource, str]] = ...) -> None: ...
+    peaks: _containers.RepeatedCompositeFieldContainer[DevicePeak]
+    def __init__(self, backend: _Optional[str] = ..., name: _Optional[str] = ..., num_threads: _Optional[int] = ..., time_source: _Optional[_Union[TimeSource, str]] = ..., peaks: _Optional[_Iterable[_Union[DevicePeak, _Mapping]]] = ...) -> None: ...
+
+class NamedBytes(_message.Message):
+    __slots__ = ("name", "num_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_bytes: int
+    def __init__(self, name: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class ProfiledModel(_message.Message):
-    __slots__ = ("name", "architecture", "num_parameters", "weight_bytes", "weight_formats", "activation_dtype", "kv_cache_dtype", "kv_bytes_per_token")
+    __slots__ = ("name", "architecture", "num_parameters", "weight_bytes", "weight_formats", "activation_dtype", "kv_cache_dtype", "kv_bytes_per_token", "weight_bytes_per_token")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +354,7 @@ class ProfiledModel(_message.Message):
     ACTIVATION_DTYPE_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     num_parameters: int
@@ -275,10 +363,11 @@ class ProfiledModel(_message.Message):
     activation_dtype: str
     kv_cache_dtype: str
     kv_bytes_per_token: int
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., weight_formats: _Optional[_Iterable[str]] = ..., activation_dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ...) -> None: ...
+    weight_bytes_per_token: _containers.RepeatedCompositeFieldContainer[NamedBytes]
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., weight_formats: _Optional[_Iterable[str]] = ..., activation_dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., weight_bytes_per_token: _Optional[_Iterable[_Union[NamedBytes, _Mapping]]] = ...) -> None: ...
 
 class OpProfile(_message.Message):
-    __slots__ = ("name", "num_calls", "time_s", "weight_bytes", "kv_bytes", "activation_bytes", "flops", "gbps", "kv_written_bytes", "activation_written_bytes")
+    __slots__ = ("name", "num_calls", "time_s", "weight_bytes", "kv_bytes", "activation_bytes", "flops", "gbps", "kv_written_bytes", "activation_written_bytes", "intensity", "share_of_attainable", "bound")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_CALLS_FIELD_NUMBER: _ClassVar[int]
     TIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +378,9 @@ class OpProfile(_message.Message):
     GBPS_FIELD_NUMBER: _ClassVar[int]
     KV_WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INTENSITY_FIELD_NUMBER: _ClassVar[int]
+    SHARE_OF_ATTAINABLE_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_calls: int
     time_s: float
@@ -299,10 +391,33 @@ class OpProfile(_message.Message):
     gbps: float
     kv_written_bytes: int
     activation_written_bytes: int
-    def __init__(self, name: _Optional[str] = ..., num_calls: _Optional[int] = ..., time_s: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., gbps: _Optional[float] = ..., kv_written_bytes: _Optional[int] = ..., activation_written_bytes: _Optional[int] = ...) -> None: ...
+    intensity: float
+    share_of_attainable: float
+    bound: Bound
+    def __init__(self, name: _Optional[str] = ..., num_calls: _Optional[int] = ..., time_s: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., gbps: _Optional[float] = ..., kv_written_bytes: _Optional[int] = ..., activation_written_bytes: _Optional[int] = ..., intensity: _Optional[float] = ..., share_of_attainable: _Optional[float] = ..., bound: _Optional[_Union[Bound, str]] = ...) -> None: ...
+
+class OpCall(_message.Message):
+    __slots__ = ("name", "layer", "start_s", "time_s", "weight_bytes", "kv_bytes", "activation_bytes", "flops")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    layer: int
+    start_s: float
+    time_s: float
+    weight_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+    flops: int
+    def __init__(self, name: _Optional[str] = ..., layer: _Optional[int] = ..., start_s: _Optional[float] = ..., time_s: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., flops: _Optional[int] = ...) -> None: ...
 
 class StepProfile(_message.Message):
-    __slots__ = ("index", "num_prefill_tokens", "num_decode_tokens", "num_seqs", "time_s", "ops", "text", "overhead_s")
+    __slots__ = ("index", "num_prefill_tokens", "num_decode_tokens", "num_seqs", "time_s", "ops", "text", "overhead_s", "calls", "calls_left_out")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +426,8 @@ class StepProfile(_message.Message):
     OPS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     OVERHEAD_S_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     index: int
     num_prefill_tokens: int
     num_decode_tokens: int
@@ -319,7 +436,9 @@ class StepProfile(_message.Message):
     ops: _containers.RepeatedCompositeFieldContainer[OpProfile]
     text: str
     overhead_s: float
-    def __init__(self, index: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., num_seqs: _Optional[int] = ..., time_s: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., text: _Optional[str] = ..., overhead_s: _Optional[float] = ...) -> None: ...
+    calls: _containers.RepeatedCompositeFieldContainer[OpCall]
+    calls_left_out: int
+    def __init__(self, index: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., num_seqs: _Optional[int] = ..., time_s: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., text: _Optional[str] = ..., overhead_s: _Optional[float] = ..., calls: _Optional[_Iterable[_Union[OpCall, _Mapping]]] = ..., calls_left_out: _Optional[int] = ...) -> None: ...
 
 class OpShare(_message.Message):
     __slots__ = ("name", "share")
@@ -329,8 +448,62 @@ class OpShare(_message.Message):
     share: float
     def __init__(self, name: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
+class PhaseProfile(_message.Message):
+    __slots__ = ("num_steps", "num_tokens", "time_s", "tokens_per_s", "tokens_per_s_spread", "ops", "shares", "host_s", "launch_gap_s", "arithmetic_idle_share")
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_SPREAD_FIELD_NUMBER: _ClassVar[int]
+    OPS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    HOST_S_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_GAP_S_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_IDLE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    num_steps: int
+    num_tokens: int
+    time_s: float
+    tokens_per_s: float
+    tokens_per_s_spread: Spread
+    ops: _containers.RepeatedCompositeFieldContainer[OpProfile]
+    shares: _containers.RepeatedCompositeFieldContainer[OpShare]
+    host_s: float
+    launch_gap_s: float
+    arithmetic_idle_share: float
+    def __init__(self, num_steps: _Optional[int] = ..., num_tokens: _Optional[int] = ..., time_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens_per_s_spread: _Optional[_Union[Spread, _Mapping]] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[OpShare, _Mapping]]] = ..., host_s: _Optional[float] = ..., launch_gap_s: _Optional[float] = ..., arithmetic_idle_share: _Optional[float] = ...) -> None: ...
+
+class Spread(_message.Message):
+    __slots__ = ("min", "lower_quartile", "median", "upper_quartile", "max")
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    LOWER_QUARTILE_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    UPPER_QUARTILE_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    min: float
+    lower_quartile: float
+    median: float
+    upper_quartile: float
+    max: float
+    def __init__(self, min: _Optional[float] = ..., lower_quartile: _Optional[float] = ..., median: _Optional[float] = ..., upper_quartile: _Optional[float] = ..., max: _Optional[float] = ...) -> None: ...
+
+class MemoryUse(_message.Message):
+    __slots__ = ("process_bytes", "device_used_bytes", "device_total_bytes", "weight_bytes", "kv_cache_bytes", "kv_used_bytes")
+    PROCESS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    process_bytes: int
+    device_used_bytes: int
+    device_total_bytes: int
+    weight_bytes: int
+    kv_cache_bytes: int
+    kv_used_bytes: int
+    def __init__(self, process_bytes: _Optional[int] = ..., device_used_bytes: _Optional[int] = ..., device_total_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., kv_used_bytes: _Optional[int] = ...) -> None: ...
+
 class ProfileSummary(_message.Message):
-    __slots__ = ("num_prefill_steps", "num_decode_steps", "prefill_tokens_per_s", "decode_tokens_per_s", "read_bandwidth_gbps", "bytes_per_token", "floor_s", "share_of_floor", "ops", "shares", "finish_reason", "usage", "weight_bytes_per_token", "kv_bytes_per_token", "overhead_s_per_step")
+    __slots__ = ("num_prefill_steps", "num_decode_steps", "prefill_tokens_per_s", "decode_tokens_per_s", "read_bandwidth_gbps", "bytes_per_token", "floor_s", "share_of_floor", "ops", "shares", "finish_reason", "usage", "weight_bytes_per_token", "kv_bytes_per_token", "overhead_s_per_step", "prefill", "decode", "memory")
     NUM_PREFILL_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_STEPS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +519,9 @@ class ProfileSummary(_message.Message):
     WEIGHT_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     OVERHEAD_S_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     num_prefill_steps: int
     num_decode_steps: int
     prefill_tokens_per_s: float
@@ -361,7 +537,224 @@ class ProfileSummary(_message.Message):
     weight_bytes_per_token: int
     kv_bytes_per_token: int
     overhead_s_per_step: float
-    def __init__(self, num_prefill_steps: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., read_bandwidth_gbps: _Optional[float] = ..., bytes_per_token: _Optional[int] = ..., floor_s: _Optional[float] = ..., share_of_floor: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[OpShare, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., weight_bytes_per_token: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., overhead_s_per_step: _Optional[float] = ...) -> None: ...
+    prefill: PhaseProfile
+    decode: PhaseProfile
+    memory: MemoryUse
+    def __init__(self, num_prefill_steps: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., read_bandwidth_gbps: _Optional[float] = ..., bytes_per_token: _Optional[int] = ..., floor_s: _Optional[float] = ..., share_of_floor: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[OpShare, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., weight_bytes_per_token: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., overhead_s_per_step: _Optional[float] = ..., prefill: _Optional[_Union[PhaseProfile, _Mapping]] = ..., decode: _Optional[_Union[PhaseProfile, _Mapping]] = ..., memory: _Optional[_Union[MemoryUse, _Mapping]] = ...) -> None: ...
+
+class ModelSize(_message.Message):
+    __slots__ = ("num_parameters", "num_layers", "hidden_size", "num_kv_heads", "head_dim")
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    num_parameters: int
+    num_layers: int
+    hidden_size: int
+    num_kv_heads: int
+    head_dim: int
+    def __init__(self, num_parameters: _Optional[int] = ..., num_layers: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ...) -> None: ...
+
+class Speculation(_message.Message):
+    __slots__ = ("acceptance", "draft_len", "draft_cost")
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_COST_FIELD_NUMBER: _ClassVar[int]
+    acceptance: float
+    draft_len: int
+    draft_cost: float
+    def __init__(self, acceptance: _Optional[float] = ..., draft_len: _Optional[int] = ..., draft_cost: _Optional[float] = ...) -> None: ...
+
+class EstimateThroughputRequest(_message.Message):
+    __slots__ = ("config_json", "size", "gpus", "weight_format", "kv_format", "batch", "context", "tensor_parallel", "speculation", "target_tokens_per_s")
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    config_json: str
+    size: ModelSize
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    weight_format: str
+    kv_format: str
+    batch: int
+    context: int
+    tensor_parallel: int
+    speculation: Speculation
+    target_tokens_per_s: float
+    def __init__(self, config_json: _Optional[str] = ..., size: _Optional[_Union[ModelSize, _Mapping]] = ..., gpus: _Optional[_Iterable[str]] = ..., weight_format: _Optional[str] = ..., kv_format: _Optional[str] = ..., batch: _Optional[int] = ..., context: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., target_tokens_per_s: _Optional[float] = ...) -> None: ...
+
+class EstimateThroughputResponse(_message.Message):
+    __slots__ = ("estimates",)
+    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    estimates: _containers.RepeatedCompositeFieldContainer[ThroughputEstimate]
+    def __init__(self, estimates: _Optional[_Iterable[_Union[ThroughputEstimate, _Mapping]]] = ...) -> None: ...
+
+class ThroughputEstimate(_message.Message):
+    __slots__ = ("model", "num_parameters", "weight_format", "kv_format", "batch", "context", "tensor_parallel", "gpu", "decode", "prefill", "memory", "machine_balance", "decode_intensity", "ridge_batch", "levers", "energy", "joules_per_token", "joules_per_token_at_tdp", "target", "notes")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_BALANCE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_INTENSITY_FIELD_NUMBER: _ClassVar[int]
+    RIDGE_BATCH_FIELD_NUMBER: _ClassVar[int]
+    LEVERS_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_FIELD_NUMBER: _ClassVar[int]
+    JOULES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    JOULES_PER_TOKEN_AT_TDP_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    num_parameters: int
+    weight_format: str
+    kv_format: str
+    batch: int
+    context: int
+    tensor_parallel: int
+    gpu: PlannedGpu
+    decode: PhaseEstimate
+    prefill: PhaseEstimate
+    memory: MemoryNeed
+    machine_balance: float
+    decode_intensity: float
+    ridge_batch: int
+    levers: _containers.RepeatedCompositeFieldContainer[Lever]
+    energy: _containers.RepeatedCompositeFieldContainer[EnergyLevel]
+    joules_per_token: float
+    joules_per_token_at_tdp: float
+    target: ThroughputTarget
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., num_parameters: _Optional[int] = ..., weight_format: _Optional[str] = ..., kv_format: _Optional[str] = ..., batch: _Optional[int] = ..., context: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., gpu: _Optional[_Union[PlannedGpu, _Mapping]] = ..., decode: _Optional[_Union[PhaseEstimate, _Mapping]] = ..., prefill: _Optional[_Union[PhaseEstimate, _Mapping]] = ..., memory: _Optional[_Union[MemoryNeed, _Mapping]] = ..., machine_balance: _Optional[float] = ..., decode_intensity: _Optional[float] = ..., ridge_batch: _Optional[int] = ..., levers: _Optional[_Iterable[_Union[Lever, _Mapping]]] = ..., energy: _Optional[_Iterable[_Union[EnergyLevel, _Mapping]]] = ..., joules_per_token: _Optional[float] = ..., joules_per_token_at_tdp: _Optional[float] = ..., target: _Optional[_Union[ThroughputTarget, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PlannedGpu(_message.Message):
+    __slots__ = ("key", "name", "memory_bytes", "memory_kind", "peaks", "l2_bytes", "tdp_w")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_KIND_FIELD_NUMBER: _ClassVar[int]
+    PEAKS_FIELD_NUMBER: _ClassVar[int]
+    L2_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TDP_W_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    name: str
+    memory_bytes: int
+    memory_kind: str
+    peaks: _containers.RepeatedCompositeFieldContainer[DevicePeak]
+    l2_bytes: int
+    tdp_w: float
+    def __init__(self, key: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., memory_kind: _Optional[str] = ..., peaks: _Optional[_Iterable[_Union[DevicePeak, _Mapping]]] = ..., l2_bytes: _Optional[int] = ..., tdp_w: _Optional[float] = ...) -> None: ...
+
+class PhaseEstimate(_message.Message):
+    __slots__ = ("time_per_token_s", "tokens_per_s", "pass_s", "bound", "memory_s", "compute_s", "link_s", "weight_bytes", "kv_bytes", "flops", "share_of_tensor_peak", "share_of_shader_fp16_peak")
+    TIME_PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PASS_S_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    LINK_S_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    SHARE_OF_TENSOR_PEAK_FIELD_NUMBER: _ClassVar[int]
+    SHARE_OF_SHADER_FP16_PEAK_FIELD_NUMBER: _ClassVar[int]
+    time_per_token_s: float
+    tokens_per_s: float
+    pass_s: float
+    bound: Bound
+    memory_s: float
+    compute_s: float
+    link_s: float
+    weight_bytes: float
+    kv_bytes: float
+    flops: float
+    share_of_tensor_peak: float
+    share_of_shader_fp16_peak: float
+    def __init__(self, time_per_token_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., pass_s: _Optional[float] = ..., bound: _Optional[_Union[Bound, str]] = ..., memory_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., link_s: _Optional[float] = ..., weight_bytes: _Optional[float] = ..., kv_bytes: _Optional[float] = ..., flops: _Optional[float] = ..., share_of_tensor_peak: _Optional[float] = ..., share_of_shader_fp16_peak: _Optional[float] = ...) -> None: ...
+
+class MemoryNeed(_message.Message):
+    __slots__ = ("weight_bytes", "kv_bytes", "kv_bytes_per_token", "total_bytes", "available_bytes", "fits", "max_sequences", "max_context")
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FITS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    weight_bytes: float
+    kv_bytes: float
+    kv_bytes_per_token: float
+    total_bytes: float
+    available_bytes: int
+    fits: bool
+    max_sequences: int
+    max_context: int
+    def __init__(self, weight_bytes: _Optional[float] = ..., kv_bytes: _Optional[float] = ..., kv_bytes_per_token: _Optional[float] = ..., total_bytes: _Optional[float] = ..., available_bytes: _Optional[int] = ..., fits: bool = ..., max_sequences: _Optional[int] = ..., max_context: _Optional[int] = ...) -> None: ...
+
+class Lever(_message.Message):
+    __slots__ = ("name", "change", "metric", "tokens_per_s", "factor", "bound", "memory_bytes", "fits", "source")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FACTOR_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FITS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    change: str
+    metric: str
+    tokens_per_s: float
+    factor: float
+    bound: Bound
+    memory_bytes: float
+    fits: bool
+    source: str
+    def __init__(self, name: _Optional[str] = ..., change: _Optional[str] = ..., metric: _Optional[str] = ..., tokens_per_s: _Optional[float] = ..., factor: _Optional[float] = ..., bound: _Optional[_Union[Bound, str]] = ..., memory_bytes: _Optional[float] = ..., fits: bool = ..., source: _Optional[str] = ...) -> None: ...
+
+class EnergyLevel(_message.Message):
+    __slots__ = ("level", "count", "unit", "picojoules", "joules", "source", "detail")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    PICOJOULES_FIELD_NUMBER: _ClassVar[int]
+    JOULES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    level: str
+    count: float
+    unit: str
+    picojoules: float
+    joules: float
+    source: str
+    detail: str
+    def __init__(self, level: _Optional[str] = ..., count: _Optional[float] = ..., unit: _Optional[str] = ..., picojoules: _Optional[float] = ..., joules: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ThroughputTarget(_message.Message):
+    __slots__ = ("tokens_per_s", "bandwidth_gbps", "num_gpus")
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_GBPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_GPUS_FIELD_NUMBER: _ClassVar[int]
+    tokens_per_s: float
+    bandwidth_gbps: float
+    num_gpus: int
+    def __init__(self, tokens_per_s: _Optional[float] = ..., bandwidth_gbps: _Optional[float] = ..., num_gpus: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text", "chat", "add_special_tokens")

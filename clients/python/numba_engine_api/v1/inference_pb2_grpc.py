@@ -46,6 +46,11 @@ class InferenceServiceStub(object):
                 request_serializer=numba__engine__api_dot_v1_dot_inference__pb2.ProfileRequest.SerializeToString,
                 response_deserializer=numba__engine__api_dot_v1_dot_inference__pb2.ProfileResponse.FromString,
                 _registered_method=True)
+        self.EstimateThroughput = channel.unary_unary(
+                '/numba_engine_api.v1.InferenceService/EstimateThroughput',
+                request_serializer=numba__engine__api_dot_v1_dot_inference__pb2.EstimateThroughputRequest.SerializeToString,
+                response_deserializer=numba__engine__api_dot_v1_dot_inference__pb2.EstimateThroughputResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/numba_engine_api.v1.InferenceService/Tokenize',
                 request_serializer=numba__engine__api_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -88,9 +93,18 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Generates from one prompt while measuring every step of the engine: `device` and `model` once, `step` for each
-        step, `summary` once, last. One profile at a time (a second one gets RESOURCE_EXHAUSTED). It runs in the live
-        engine: other requests go on, and the steps they share are reported as they are.
+        """Measures every step of the engine while it generates from a prompt, from made-up prompts, or what other requests ask
+        for: `device` and `model` once, `step` for each step, `summary` once, last. One profile at a time (a second one gets
+        RESOURCE_EXHAUSTED). It runs in the live engine: other requests go on, with the same tokens, and the steps they share
+        are reported as they are. Cancelling the call ends the profile within one step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EstimateThroughput(self, request, context):
+        """How fast a model can at best run on a GPU, what binds it, what memory it needs and what would help: by formula from
+        shapes and datasheets, with nothing run. No engine can be faster, and none is this fast.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +158,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Profile,
                     request_deserializer=numba__engine__api_dot_v1_dot_inference__pb2.ProfileRequest.FromString,
                     response_serializer=numba__engine__api_dot_v1_dot_inference__pb2.ProfileResponse.SerializeToString,
+            ),
+            'EstimateThroughput': grpc.unary_unary_rpc_method_handler(
+                    servicer.EstimateThroughput,
+                    request_deserializer=numba__engine__api_dot_v1_dot_inference__pb2.EstimateThroughputRequest.FromString,
+                    response_serializer=numba__engine__api_dot_v1_dot_inference__pb2.EstimateThroughputResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -227,6 +246,33 @@ class InferenceService(object):
             '/numba_engine_api.v1.InferenceService/Profile',
             numba__engine__api_dot_v1_dot_inference__pb2.ProfileRequest.SerializeToString,
             numba__engine__api_dot_v1_dot_inference__pb2.ProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EstimateThroughput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/numba_engine_api.v1.InferenceService/EstimateThroughput',
+            numba__engine__api_dot_v1_dot_inference__pb2.EstimateThroughputRequest.SerializeToString,
+            numba__engine__api_dot_v1_dot_inference__pb2.EstimateThroughputResponse.FromString,
             options,
             channel_credentials,
             insecure,
