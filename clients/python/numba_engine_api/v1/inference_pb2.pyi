@@ -367,7 +367,7 @@ class ProfiledModel(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., weight_formats: _Optional[_Iterable[str]] = ..., activation_dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., weight_bytes_per_token: _Optional[_Iterable[_Union[NamedBytes, _Mapping]]] = ...) -> None: ...
 
 class OpProfile(_message.Message):
-    __slots__ = ("name", "num_calls", "time_s", "weight_bytes", "kv_bytes", "activation_bytes", "flops", "gbps", "kv_written_bytes", "activation_written_bytes", "intensity", "share_of_attainable", "bound")
+    __slots__ = ("name", "num_calls", "time_s", "weight_bytes", "kv_bytes", "activation_bytes", "flops", "gbps", "kv_written_bytes", "activation_written_bytes", "intensity", "share_of_attainable", "bound", "num_launches")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_CALLS_FIELD_NUMBER: _ClassVar[int]
     TIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +381,7 @@ class OpProfile(_message.Message):
     INTENSITY_FIELD_NUMBER: _ClassVar[int]
     SHARE_OF_ATTAINABLE_FIELD_NUMBER: _ClassVar[int]
     BOUND_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAUNCHES_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_calls: int
     time_s: float
@@ -394,30 +395,29 @@ class OpProfile(_message.Message):
     intensity: float
     share_of_attainable: float
     bound: Bound
-    def __init__(self, name: _Optional[str] = ..., num_calls: _Optional[int] = ..., time_s: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., gbps: _Optional[float] = ..., kv_written_bytes: _Optional[int] = ..., activation_written_bytes: _Optional[int] = ..., intensity: _Optional[float] = ..., share_of_attainable: _Optional[float] = ..., bound: _Optional[_Union[Bound, str]] = ...) -> None: ...
+    num_launches: int
+    def __init__(self, name: _Optional[str] = ..., num_calls: _Optional[int] = ..., time_s: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., gbps: _Optional[float] = ..., kv_written_bytes: _Optional[int] = ..., activation_written_bytes: _Optional[int] = ..., intensity: _Optional[float] = ..., share_of_attainable: _Optional[float] = ..., bound: _Optional[_Union[Bound, str]] = ..., num_launches: _Optional[int] = ...) -> None: ...
 
 class OpCall(_message.Message):
-    __slots__ = ("name", "layer", "start_s", "time_s", "weight_bytes", "kv_bytes", "activation_bytes", "flops")
+    __slots__ = ("name", "layer", "start_s", "time_s", "num_launches", "num_bytes", "flops")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     START_S_FIELD_NUMBER: _ClassVar[int]
     TIME_S_FIELD_NUMBER: _ClassVar[int]
-    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAUNCHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     name: str
     layer: int
     start_s: float
     time_s: float
-    weight_bytes: int
-    kv_bytes: int
-    activation_bytes: int
+    num_launches: int
+    num_bytes: int
     flops: int
-    def __init__(self, name: _Optional[str] = ..., layer: _Optional[int] = ..., start_s: _Optional[float] = ..., time_s: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., flops: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., layer: _Optional[int] = ..., start_s: _Optional[float] = ..., time_s: _Optional[float] = ..., num_launches: _Optional[int] = ..., num_bytes: _Optional[int] = ..., flops: _Optional[int] = ...) -> None: ...
 
 class StepProfile(_message.Message):
-    __slots__ = ("index", "num_prefill_tokens", "num_decode_tokens", "num_seqs", "time_s", "ops", "text", "overhead_s", "calls", "calls_left_out")
+    __slots__ = ("index", "num_prefill_tokens", "num_decode_tokens", "num_seqs", "time_s", "ops", "text", "overhead_s", "calls", "calls_left_out", "unprofiled", "launch_gap_s", "arithmetic_idle_share")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -428,6 +428,9 @@ class StepProfile(_message.Message):
     OVERHEAD_S_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     CALLS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    UNPROFILED_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_GAP_S_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_IDLE_SHARE_FIELD_NUMBER: _ClassVar[int]
     index: int
     num_prefill_tokens: int
     num_decode_tokens: int
@@ -438,7 +441,10 @@ class StepProfile(_message.Message):
     overhead_s: float
     calls: _containers.RepeatedCompositeFieldContainer[OpCall]
     calls_left_out: int
-    def __init__(self, index: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., num_seqs: _Optional[int] = ..., time_s: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., text: _Optional[str] = ..., overhead_s: _Optional[float] = ..., calls: _Optional[_Iterable[_Union[OpCall, _Mapping]]] = ..., calls_left_out: _Optional[int] = ...) -> None: ...
+    unprofiled: bool
+    launch_gap_s: float
+    arithmetic_idle_share: float
+    def __init__(self, index: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., num_decode_tokens: _Optional[int] = ..., num_seqs: _Optional[int] = ..., time_s: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., text: _Optional[str] = ..., overhead_s: _Optional[float] = ..., calls: _Optional[_Iterable[_Union[OpCall, _Mapping]]] = ..., calls_left_out: _Optional[int] = ..., unprofiled: bool = ..., launch_gap_s: _Optional[float] = ..., arithmetic_idle_share: _Optional[float] = ...) -> None: ...
 
 class OpShare(_message.Message):
     __slots__ = ("name", "share")
@@ -448,62 +454,22 @@ class OpShare(_message.Message):
     share: float
     def __init__(self, name: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
 
-class PhaseProfile(_message.Message):
-    __slots__ = ("num_steps", "num_tokens", "time_s", "tokens_per_s", "tokens_per_s_spread", "ops", "shares", "host_s", "launch_gap_s", "arithmetic_idle_share")
-    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TIME_S_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_PER_S_SPREAD_FIELD_NUMBER: _ClassVar[int]
-    OPS_FIELD_NUMBER: _ClassVar[int]
-    SHARES_FIELD_NUMBER: _ClassVar[int]
-    HOST_S_FIELD_NUMBER: _ClassVar[int]
-    LAUNCH_GAP_S_FIELD_NUMBER: _ClassVar[int]
-    ARITHMETIC_IDLE_SHARE_FIELD_NUMBER: _ClassVar[int]
-    num_steps: int
-    num_tokens: int
-    time_s: float
-    tokens_per_s: float
-    tokens_per_s_spread: Spread
-    ops: _containers.RepeatedCompositeFieldContainer[OpProfile]
-    shares: _containers.RepeatedCompositeFieldContainer[OpShare]
-    host_s: float
-    launch_gap_s: float
-    arithmetic_idle_share: float
-    def __init__(self, num_steps: _Optional[int] = ..., num_tokens: _Optional[int] = ..., time_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens_per_s_spread: _Optional[_Union[Spread, _Mapping]] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[OpShare, _Mapping]]] = ..., host_s: _Optional[float] = ..., launch_gap_s: _Optional[float] = ..., arithmetic_idle_share: _Optional[float] = ...) -> None: ...
-
-class Spread(_message.Message):
-    __slots__ = ("min", "lower_quartile", "median", "upper_quartile", "max")
-    MIN_FIELD_NUMBER: _ClassVar[int]
-    LOWER_QUARTILE_FIELD_NUMBER: _ClassVar[int]
-    MEDIAN_FIELD_NUMBER: _ClassVar[int]
-    UPPER_QUARTILE_FIELD_NUMBER: _ClassVar[int]
-    MAX_FIELD_NUMBER: _ClassVar[int]
-    min: float
-    lower_quartile: float
-    median: float
-    upper_quartile: float
-    max: float
-    def __init__(self, min: _Optional[float] = ..., lower_quartile: _Optional[float] = ..., median: _Optional[float] = ..., upper_quartile: _Optional[float] = ..., max: _Optional[float] = ...) -> None: ...
-
 class MemoryUse(_message.Message):
-    __slots__ = ("process_bytes", "device_used_bytes", "device_total_bytes", "weight_bytes", "kv_cache_bytes", "kv_used_bytes")
-    PROCESS_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DEVICE_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("weight_bytes", "kv_cache_bytes", "kv_used_bytes", "free_bytes", "process_bytes")
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    process_bytes: int
-    device_used_bytes: int
-    device_total_bytes: int
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_BYTES_FIELD_NUMBER: _ClassVar[int]
     weight_bytes: int
     kv_cache_bytes: int
     kv_used_bytes: int
-    def __init__(self, process_bytes: _Optional[int] = ..., device_used_bytes: _Optional[int] = ..., device_total_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., kv_used_bytes: _Optional[int] = ...) -> None: ...
+    free_bytes: int
+    process_bytes: int
+    def __init__(self, weight_bytes: _Optional[int] = ..., kv_cache_bytes: _Optional[int] = ..., kv_used_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., process_bytes: _Optional[int] = ...) -> None: ...
 
 class ProfileSummary(_message.Message):
-    __slots__ = ("num_prefill_steps", "num_decode_steps", "prefill_tokens_per_s", "decode_tokens_per_s", "read_bandwidth_gbps", "bytes_per_token", "floor_s", "share_of_floor", "ops", "shares", "finish_reason", "usage", "weight_bytes_per_token", "kv_bytes_per_token", "overhead_s_per_step", "prefill", "decode", "memory")
+    __slots__ = ("num_prefill_steps", "num_decode_steps", "prefill_tokens_per_s", "decode_tokens_per_s", "read_bandwidth_gbps", "bytes_per_token", "floor_s", "share_of_floor", "ops", "shares", "finish_reason", "usage", "weight_bytes_per_token", "kv_bytes_per_token", "overhead_s_per_step", "decode_tokens_per_s_p10", "decode_tokens_per_s_p90", "prefill_tokens_per_s_p10", "prefill_tokens_per_s_p90", "prefill_ops", "prefill_shares", "decode_arithmetic_idle_share", "prefill_arithmetic_idle_share", "launches_per_step", "launch_gap_s_per_step", "host_s_per_step", "num_unprofiled_steps", "unprofiled_step_s", "profiled_step_s", "profiled_ops_s", "memory")
     NUM_PREFILL_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODE_STEPS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -519,8 +485,21 @@ class ProfileSummary(_message.Message):
     WEIGHT_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     OVERHEAD_S_PER_STEP_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_FIELD_NUMBER: _ClassVar[int]
-    DECODE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_PER_S_P10_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_PER_S_P90_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_P10_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_P90_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_OPS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SHARES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ARITHMETIC_IDLE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ARITHMETIC_IDLE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_GAP_S_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    HOST_S_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNPROFILED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    UNPROFILED_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PROFILED_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PROFILED_OPS_S_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     num_prefill_steps: int
     num_decode_steps: int
@@ -537,10 +516,23 @@ class ProfileSummary(_message.Message):
     weight_bytes_per_token: int
     kv_bytes_per_token: int
     overhead_s_per_step: float
-    prefill: PhaseProfile
-    decode: PhaseProfile
+    decode_tokens_per_s_p10: float
+    decode_tokens_per_s_p90: float
+    prefill_tokens_per_s_p10: float
+    prefill_tokens_per_s_p90: float
+    prefill_ops: _containers.RepeatedCompositeFieldContainer[OpProfile]
+    prefill_shares: _containers.RepeatedCompositeFieldContainer[OpShare]
+    decode_arithmetic_idle_share: float
+    prefill_arithmetic_idle_share: float
+    launches_per_step: float
+    launch_gap_s_per_step: float
+    host_s_per_step: float
+    num_unprofiled_steps: int
+    unprofiled_step_s: float
+    profiled_step_s: float
+    profiled_ops_s: float
     memory: MemoryUse
-    def __init__(self, num_prefill_steps: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., read_bandwidth_gbps: _Optional[float] = ..., bytes_per_token: _Optional[int] = ..., floor_s: _Optional[float] = ..., share_of_floor: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[OpShare, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., weight_bytes_per_token: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., overhead_s_per_step: _Optional[float] = ..., prefill: _Optional[_Union[PhaseProfile, _Mapping]] = ..., decode: _Optional[_Union[PhaseProfile, _Mapping]] = ..., memory: _Optional[_Union[MemoryUse, _Mapping]] = ...) -> None: ...
+    def __init__(self, num_prefill_steps: _Optional[int] = ..., num_decode_steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., read_bandwidth_gbps: _Optional[float] = ..., bytes_per_token: _Optional[int] = ..., floor_s: _Optional[float] = ..., share_of_floor: _Optional[float] = ..., ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[OpShare, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., weight_bytes_per_token: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., overhead_s_per_step: _Optional[float] = ..., decode_tokens_per_s_p10: _Optional[float] = ..., decode_tokens_per_s_p90: _Optional[float] = ..., prefill_tokens_per_s_p10: _Optional[float] = ..., prefill_tokens_per_s_p90: _Optional[float] = ..., prefill_ops: _Optional[_Iterable[_Union[OpProfile, _Mapping]]] = ..., prefill_shares: _Optional[_Iterable[_Union[OpShare, _Mapping]]] = ..., decode_arithmetic_idle_share: _Optional[float] = ..., prefill_arithmetic_idle_share: _Optional[float] = ..., launches_per_step: _Optional[float] = ..., launch_gap_s_per_step: _Optional[float] = ..., host_s_per_step: _Optional[float] = ..., num_unprofiled_steps: _Optional[int] = ..., unprofiled_step_s: _Optional[float] = ..., profiled_step_s: _Optional[float] = ..., profiled_ops_s: _Optional[float] = ..., memory: _Optional[_Union[MemoryUse, _Mapping]] = ...) -> None: ...
 
 class ModelSize(_message.Message):
     __slots__ = ("num_parameters", "num_layers", "hidden_size", "num_kv_heads", "head_dim")

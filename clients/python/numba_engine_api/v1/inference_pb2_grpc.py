@@ -93,10 +93,10 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Measures every step of the engine while it generates from a prompt, from made-up prompts, or what other requests ask
-        for: `device` and `model` once, `step` for each step, `summary` once, last. One profile at a time (a second one gets
-        RESOURCE_EXHAUSTED). It runs in the live engine: other requests go on, with the same tokens, and the steps they share
-        are reported as they are. Cancelling the call ends the profile within one step.
+        """Measures every step of the engine while it generates from a prompt, from made-up prompts, or what other requests
+        ask for: `device` and `model` once, `step` for each step, `summary` once, last. One profile at a time (a second one
+        gets RESOURCE_EXHAUSTED). It runs in the live engine: other requests go on, with the same tokens, and the steps they
+        share are reported as they are. Cancelling the call ends the profile within one step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
