@@ -272,7 +272,7 @@ class LLM:
         says more in each ``StepProfile``.
         """
         assert self._recorder is None, "one profile at a time"
-        self._recorder = self._ops = recorder(self._backend, fusion=fusion)
+        self._recorder = self._ops = recorder(self._backend, fusion=fusion and self._config.fusion)
         self._profiled_steps = []
 
     def take_step_profile(self) -> StepProfile | None:

@@ -8,7 +8,7 @@ import click
 
 from numba_engine.cli import cli
 from numba_engine.cli.loading import load_ready
-from numba_engine.cli.options import engine_config, engine_options
+from numba_engine.cli.options import engine_config, engine_options, execution_options
 from service import server
 from service.config import service_config, service_options
 
@@ -17,6 +17,7 @@ from service.config import service_config, service_options
 @click.argument("model")
 @service_options
 @engine_options
+@execution_options
 @click.pass_context
 def serve(ctx: click.Context, /, model: str, **options: Any) -> None:
     """Serve a model over gRPC.

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from numba_engine.cli.loading import load
-from numba_engine.cli.options import engine_config, engine_options
+from numba_engine.cli.options import engine_config, engine_options, execution_options
 from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.bench import BenchRow, run_bench
 from numba_engine.profiling.exports import bench_as_json
@@ -25,6 +25,7 @@ _COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "GB/
 @click.option("-d", "--depth", type=click.IntRange(0), default=0, show_default=True, help="Context before decoding.")
 @click.option("-b", "--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences at once.")
 @engine_options
+@execution_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: model, rows.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
 def bench(

@@ -15,7 +15,13 @@ import click
 
 from numba_engine.cli.group import INTERRUPTED
 from numba_engine.cli.loading import load
-from numba_engine.cli.options import engine_config, engine_options, sampling_options, sampling_params
+from numba_engine.cli.options import (
+    engine_config,
+    engine_options,
+    execution_options,
+    sampling_options,
+    sampling_params,
+)
 from numba_engine.cli.prompt import prompt_options, read_prompt
 from numba_engine.engine import LLM
 from numba_engine.outputs import FinishReason, PositionLogprobs, RequestOutput, TokenLogprob, Usage
@@ -29,6 +35,7 @@ _REQUEST_ID = "generate"
 @prompt_options
 @sampling_options
 @engine_options
+@execution_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming text.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no summary on stderr.")
 @click.pass_context

@@ -65,6 +65,11 @@ _ENGINE_OPTIONS = (
     click.option("--prefix-caching/--no-prefix-caching", default=None, help="Reuse the KV blocks of equal beginnings."),
 )
 
+_EXECUTION_OPTIONS = (
+    click.option("--fusion/--no-fusion", default=None, help="Fused phases, or the textbook ops one by one."),
+    click.option("--graph/--no-graph", default=None, help="On a GPU, one recorded launch a token, or every kernel's."),
+)
+
 _DRAWING_OPTIONS = (
     click.option("--temperature", type=float, metavar="T", help="0 is greedy."),
     click.option("--top-k", type=int, metavar="K", help="Keep the K most likely tokens; 0 keeps all."),
@@ -99,6 +104,11 @@ _SAMPLING_OPTIONS = (
 def engine_options(command: Command) -> Command:
     """Add the options of ``EngineConfig``. Each reads ``NUMBA_ENGINE_<COMMAND>_<OPTION>`` where it is not given."""
     return add_options(command, _ENGINE_OPTIONS)
+
+
+def execution_options(command: Command) -> Command:
+    """Add those options of ``EngineConfig`` that change how a step runs and none of its tokens."""
+    return add_options(command, _EXECUTION_OPTIONS)
 
 
 def drawing_options(command: Command) -> Command:

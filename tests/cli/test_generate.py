@@ -163,7 +163,7 @@ def test_wrong_usage_is_told_before_the_model_loads(
 def test_engine_options_reach_the_engine(run: Run, llms: list[FakeLLM]) -> None:
     run(
         *("generate", "some.gguf", "--prompt", "p", "--backend", "cpu", "--threads", "3", "--kv-cache-bytes", "1.5MiB"),
-        *("--activation-dtype", "float32", "--max-model-len", "99", "--no-prefix-caching"),
+        *("--activation-dtype", "float32", "--max-model-len", "99", "--no-prefix-caching", "--no-graph"),
         env={"NUMBA_ENGINE_GENERATE_BLOCK_SIZE": "32"},
     )
     config = llms[0].config
@@ -171,6 +171,7 @@ def test_engine_options_reach_the_engine(run: Run, llms: list[FakeLLM]) -> None:
     assert (config.backend, config.num_threads, config.kv_cache_bytes) == ("cpu", 3, 1_572_864)
     assert (config.activation_dtype, config.max_model_len, config.prefix_caching) == ("float32", 99, False)
     assert (config.block_size, config.max_num_seqs) == (32, 64)
+    assert (config.fusion, config.graph) == (True, False)
 
 
 def _interrupt_at(step: int) -> Callable[[int], None]:

@@ -123,3 +123,19 @@ def test_block_size_does_not_matter(make_llm: MakeLLM, greedy: bool, expected: l
     llm = make_llm(block_size=32, prefix_caching=False)
     completions = llm.generate(prompts(), params(greedy))
     assert [completion.token_ids for completion in completions] == expected
+
+
+def test_fused_phases_or_textbook_ops(make_llm: MakeLLM, greedy: bool, expected: list[tuple[int, ...]]) -> None:
+    llm = make_llm(fusion=False, prefix_caching=False)
+    completions = llm.generate(prompts(), params(greedy))
+    assert [completion.token_ids for completion in completions] == expected
+
+
+def test_without_fusion_only_textbook_ops_run(make_llm: MakeLLM) -> None:
+    phases = {"norm_qkv_rope_store", "norm_gate_up_silu", "norm_lm_head"}
+    for fusion in (True, False):
+        llm = make_llm(fusion=fusion, prefix_caching=False)
+        llm.start_profile()
+        llm.generate([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
+        ran = {op.name for op in llm.stop_profile().ops}
+        assert phases & ran == (phases if fusion else set())

@@ -66,6 +66,7 @@ class CpuBackend(Backend):
         self.num_threads = config.num_threads or usable_cores()
         self.quantized_matmul_dtype = config.activation_dtype
         self._int8 = config.activation_dtype == "int8"
+        self._fusion = config.fusion
         self.activation_dtype = np.dtype(np.float32)
         kv_dtype = config.kv_cache_dtype
         if kv_dtype == "auto":
@@ -213,6 +214,9 @@ class CpuBackend(Backend):
         table: RopeTable,
         shape: AttentionShape,
     ) -> None:
+        if not self._fusion:
+            super().norm_qkv_rope_store(qkv, normed, residual, layer, cache, batch, table, shape)
+            return
         known = self._constants.get(layer)
         if known is None or known[0] is not cache or known[1] is not table:
             known = self._constants[layer] = cache, table, layer_constants(layer, cache, table, shape)
@@ -226,10 +230,9 @@ class CpuBackend(Backend):
     ) -> None:
         weight = _own(layer.gate_up_proj)
         intermediate = mlp_out.shape[1]
-        if intermediate % LANES or [s.num_rows for s in weight.segments] not in (
-            [2 * intermediate],
-            [intermediate, intermediate],
-        ):
+        rows = [segment.num_rows for segment in weight.segments]
+        is_fusible = intermediate % LANES == 0 and rows in ([2 * intermediate], [intermediate, intermediate])
+        if not (self._fusion and is_fusible):
             super().norm_gate_up_silu(mlp_out, gate_up, normed, residual, layer, eps)
             return
         norm_gate_up_silu(
@@ -240,6 +243,9 @@ class CpuBackend(Backend):
     def norm_lm_head(
         self, logits: Array, last: Array, residual: Array, rows: Array, final_norm: Array, lm_head: Weight, eps: float
     ) -> None:
+        if not self._fusion:
+            super().norm_lm_head(logits, last, residual, rows, final_norm, lm_head, eps)
+            return
         norm_lm_head(
             self._team.state, rms_norm_kernel(), _own(lm_head).table, logits, last, residual, rows, final_norm, eps,
             self._int8_scratch(*last.shape),
