@@ -90,6 +90,8 @@ class LaunchCounters:
     lane_instructions: int = 0
     warp_instructions: int = 0
     warp_instructions_by_class: dict[str, int] = field(default_factory=dict)
+    warps_by_line: dict[int, int] = field(default_factory=dict)
+    """Line of the PTX → warps that executed it."""
     arrays: dict[str, ArrayCounters] = field(default_factory=dict)
     shared_requests: int = 0
     shared_wavefronts: int = 0

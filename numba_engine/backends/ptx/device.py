@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -240,10 +240,14 @@ class PtxDevice:
             machine.lanes_run[:] = 0
             machine.warps_run[:] = 0
         with np.errstate(all="ignore"):
-            for first in range(0, num_blocks, batch):
+            for first in self._batches(num_blocks, batch, program):
                 machine.run(first, grid_dim, params)
         if counting is not None:
             self.launches.append(self._collect(machine, counting, grid_dim, block_dim, shared_bytes))
+
+    def _batches(self, num_blocks: int, batch: int, program: Program) -> Iterable[int]:
+        """First blocks of the batches to run: all, in order."""
+        return range(0, num_blocks, batch)
 
     def _batch_blocks(self, num_blocks: int, block_dim: tuple[int, int, int]) -> int:
         threads = -(-block_dim[0] * block_dim[1] * block_dim[2] // 32) * 32
@@ -311,6 +315,7 @@ class PtxDevice:
             for instruction in instructions:
                 kind = counters.instruction_class(instruction.parts)
                 by_class[kind] = by_class.get(kind, 0) + int(machine.warps_run[index])
+                result.warps_by_line[instruction.line] = int(machine.warps_run[index])
         result.warp_instructions_by_class = {kind: count for kind, count in by_class.items() if count}
         (
             result.shared_requests,
@@ -327,9 +332,12 @@ class PtxDevice:
 
     def _collect_array(self, row: np.ndarray, allocation: Allocation, counting: Counting) -> ArrayCounters:
         """Also clears the byte and sector marks for the next launch."""
-        start, end = allocation.start - GLOBAL_BASE, allocation.end - GLOBAL_BASE
-        reads = counting.reads[start:end]
-        touched = counting.touched[start // counters.SECTOR_BYTES : -(-end // counters.SECTOR_BYTES)]
+        first = (allocation.start - GLOBAL_BASE) // counters.SECTOR_BYTES
+        last = -(-(allocation.end - GLOBAL_BASE) // counters.SECTOR_BYTES)
+        # Marks of sectors that were touched only: those of a large array that was hardly read take no memory.
+        sectors = first + np.flatnonzero(counting.touched[first:last])
+        reads_by_sector = counting.reads.reshape(-1, counters.SECTOR_BYTES)
+        reads = reads_by_sector[sectors]
         found = ArrayCounters(
             allocation.name,
             allocation.nbytes,
@@ -337,11 +345,11 @@ class PtxDevice:
             counters.traffic(row, counters.STORE),
             counters.traffic(row, counters.ATOMIC),
             distinct_bytes_read=int(np.count_nonzero(reads)),
-            max_reads_per_byte=int(reads.max()),
-            distinct_sectors=int(np.count_nonzero(touched)),
+            max_reads_per_byte=int(reads.max(initial=0)),
+            distinct_sectors=len(sectors),
         )
-        reads[:] = 0
-        touched[:] = 0
+        reads_by_sector[sectors] = 0
+        counting.touched[sectors] = 0
         return found
 
 
