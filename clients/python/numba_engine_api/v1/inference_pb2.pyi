@@ -265,7 +265,7 @@ class LiveTraffic(_message.Message):
     def __init__(self, num_steps: _Optional[int] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
-    __slots__ = ("request_id", "prompt", "token_ids", "chat", "synthetic", "live", "num_tokens", "fusion", "detail", "warm_up_steps")
+    __slots__ = ("request_id", "prompt", "token_ids", "chat", "synthetic", "live", "num_tokens", "fusion", "detail", "warm_up_steps", "unprofiled_every")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -276,6 +276,7 @@ class ProfileRequest(_message.Message):
     FUSION_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     WARM_UP_STEPS_FIELD_NUMBER: _ClassVar[int]
+    UNPROFILED_EVERY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: str
     token_ids: TokenIds
@@ -286,7 +287,8 @@ class ProfileRequest(_message.Message):
     fusion: bool
     detail: ProfileDetail
     warm_up_steps: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., synthetic: _Optional[_Union[SyntheticWorkload, _Mapping]] = ..., live: _Optional[_Union[LiveTraffic, _Mapping]] = ..., num_tokens: _Optional[int] = ..., fusion: bool = ..., detail: _Optional[_Union[ProfileDetail, str]] = ..., warm_up_steps: _Optional[int] = ...) -> None: ...
+    unprofiled_every: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., synthetic: _Optional[_Union[SyntheticWorkload, _Mapping]] = ..., live: _Optional[_Union[LiveTraffic, _Mapping]] = ..., num_tokens: _Optional[int] = ..., fusion: bool = ..., detail: _Optional[_Union[ProfileDetail, str]] = ..., warm_up_steps: _Optional[int] = ..., unprofiled_every: _Optional[int] = ...) -> None: ...
 
 class ProfileResponse(_message.Message):
     __slots__ = ("device", "model", "step", "summary", "waiting")
@@ -323,18 +325,20 @@ class DevicePeak(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., unit: _Optional[str] = ..., source: _Optional[_Union[FigureSource, str]] = ..., citation: _Optional[str] = ...) -> None: ...
 
 class ProfiledDevice(_message.Message):
-    __slots__ = ("backend", "name", "num_threads", "time_source", "peaks")
+    __slots__ = ("backend", "name", "num_threads", "time_source", "peaks", "peaks_of")
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     TIME_SOURCE_FIELD_NUMBER: _ClassVar[int]
     PEAKS_FIELD_NUMBER: _ClassVar[int]
+    PEAKS_OF_FIELD_NUMBER: _ClassVar[int]
     backend: str
     name: str
     num_threads: int
     time_source: TimeSource
     peaks: _containers.RepeatedCompositeFieldContainer[DevicePeak]
-    def __init__(self, backend: _Optional[str] = ..., name: _Optional[str] = ..., num_threads: _Optional[int] = ..., time_source: _Optional[_Union[TimeSource, str]] = ..., peaks: _Optional[_Iterable[_Union[DevicePeak, _Mapping]]] = ...) -> None: ...
+    peaks_of: str
+    def __init__(self, backend: _Optional[str] = ..., name: _Optional[str] = ..., num_threads: _Optional[int] = ..., time_source: _Optional[_Union[TimeSource, str]] = ..., peaks: _Optional[_Iterable[_Union[DevicePeak, _Mapping]]] = ..., peaks_of: _Optional[str] = ...) -> None: ...
 
 class NamedBytes(_message.Message):
     __slots__ = ("name", "num_bytes")
@@ -367,7 +371,7 @@ class ProfiledModel(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., num_parameters: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., weight_formats: _Optional[_Iterable[str]] = ..., activation_dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., weight_bytes_per_token: _Optional[_Iterable[_Union[NamedBytes, _Mapping]]] = ...) -> None: ...
 
 class OpProfile(_message.Message):
-    __slots__ = ("name", "num_calls", "time_s", "weight_bytes", "kv_bytes", "activation_bytes", "flops", "gbps", "kv_written_bytes", "activation_written_bytes", "intensity", "share_of_attainable", "bound", "num_launches")
+    __slots__ = ("name", "num_calls", "time_s", "weight_bytes", "kv_bytes", "activation_bytes", "flops", "gbps", "kv_written_bytes", "activation_written_bytes", "intensity", "share_of_attainable", "bound", "num_launches", "counted")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_CALLS_FIELD_NUMBER: _ClassVar[int]
     TIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +386,7 @@ class OpProfile(_message.Message):
     SHARE_OF_ATTAINABLE_FIELD_NUMBER: _ClassVar[int]
     BOUND_FIELD_NUMBER: _ClassVar[int]
     NUM_LAUNCHES_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_calls: int
     time_s: float
@@ -396,7 +401,40 @@ class OpProfile(_message.Message):
     share_of_attainable: float
     bound: Bound
     num_launches: int
-    def __init__(self, name: _Optional[str] = ..., num_calls: _Optional[int] = ..., time_s: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., gbps: _Optional[float] = ..., kv_written_bytes: _Optional[int] = ..., activation_written_bytes: _Optional[int] = ..., intensity: _Optional[float] = ..., share_of_attainable: _Optional[float] = ..., bound: _Optional[_Union[Bound, str]] = ..., num_launches: _Optional[int] = ...) -> None: ...
+    counted: CountedTraffic
+    def __init__(self, name: _Optional[str] = ..., num_calls: _Optional[int] = ..., time_s: _Optional[float] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., gbps: _Optional[float] = ..., kv_written_bytes: _Optional[int] = ..., activation_written_bytes: _Optional[int] = ..., intensity: _Optional[float] = ..., share_of_attainable: _Optional[float] = ..., bound: _Optional[_Union[Bound, str]] = ..., num_launches: _Optional[int] = ..., counted: _Optional[_Union[CountedTraffic, _Mapping]] = ...) -> None: ...
+
+class CountedTraffic(_message.Message):
+    __slots__ = ("dram", "l2", "lanes", "shared_bytes", "shared_wavefronts", "shared_wavefronts_ideal", "warp_instructions", "lane_instructions")
+    DRAM_FIELD_NUMBER: _ClassVar[int]
+    L2_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_WAVEFRONTS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_WAVEFRONTS_IDEAL_FIELD_NUMBER: _ClassVar[int]
+    WARP_INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    LANE_INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    dram: BytesByKind
+    l2: BytesByKind
+    lanes: BytesByKind
+    shared_bytes: int
+    shared_wavefronts: int
+    shared_wavefronts_ideal: int
+    warp_instructions: int
+    lane_instructions: int
+    def __init__(self, dram: _Optional[_Union[BytesByKind, _Mapping]] = ..., l2: _Optional[_Union[BytesByKind, _Mapping]] = ..., lanes: _Optional[_Union[BytesByKind, _Mapping]] = ..., shared_bytes: _Optional[int] = ..., shared_wavefronts: _Optional[int] = ..., shared_wavefronts_ideal: _Optional[int] = ..., warp_instructions: _Optional[int] = ..., lane_instructions: _Optional[int] = ...) -> None: ...
+
+class BytesByKind(_message.Message):
+    __slots__ = ("weights", "kv", "activations", "scratch")
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    SCRATCH_FIELD_NUMBER: _ClassVar[int]
+    weights: int
+    kv: int
+    activations: int
+    scratch: int
+    def __init__(self, weights: _Optional[int] = ..., kv: _Optional[int] = ..., activations: _Optional[int] = ..., scratch: _Optional[int] = ...) -> None: ...
 
 class OpCall(_message.Message):
     __slots__ = ("name", "layer", "start_s", "time_s", "num_launches", "num_bytes", "flops")
