@@ -28,8 +28,10 @@ from numba_engine.model.decoder import Decoder, attention_shape
 from numba_engine.model.rope import build_rope_table
 from numba_engine.model.weights import ModelWeights, load_weights
 from numba_engine.outputs import Completion, EngineStats, FinishReason, ModelInfo, PositionLogprobs, RequestOutput
+from numba_engine.profiling.memory import process_bytes
+from numba_engine.profiling.peaks import peaks_of
 from numba_engine.profiling.recorder import Recorder, summarize
-from numba_engine.profiling.report import ProfileSummary, StepProfile
+from numba_engine.profiling.report import MemoryUse, Peaks, ProfileSummary, StepProfile
 from numba_engine.request import Request, position_logprobs
 from numba_engine.sampling_params import SamplingParams
 from numba_engine.scheduling import sequence as scheduling
@@ -79,9 +81,9 @@ class LLM:
         self.model_info = _model_info(checkpoint.name, model_config, weights, backend, tokenizer, cache)
         self._config = config
         self._backend = backend
-        self._ops: Backend = backend
         self._recorder: Recorder | None = None
         self._profiled_steps: list[StepProfile] = []
+        self._most_kv_blocks = 0
         self._last_step_profile: StepProfile | None = None
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(model_config.eos_token_ids)
@@ -265,15 +267,24 @@ class LLM:
 
     # ---- profile ---------------------------------------------------------------------------------------------------
 
-    def start_profile(self, *, fusion: bool = True, recorder: type[Recorder] = Recorder) -> None:
+    def start_profile(
+        self,
+        *,
+        fusion: bool = True,
+        timeline: bool = False,
+        unprofiled_every: int = 0,
+        recorder: type[Recorder] = Recorder,
+    ) -> None:
         """Measure every step from now on until ``stop_profile``. Looking changes no token.
 
-        ``fusion=False`` runs the textbook ops one by one, so that each of them shows. A ``recorder`` that looks closer
-        says more in each ``StepProfile``.
+        ``fusion=False`` runs the textbook ops one by one, so that each of them shows. ``timeline`` keeps every call in
+        its ``StepProfile``. ``unprofiled_every=n`` runs every n-th decode step as without a profile, so that the
+        summary can tell what looking costs. A ``recorder`` that looks closer says more in each ``StepProfile``.
         """
         assert self._recorder is None, "one profile at a time"
-        self._recorder = self._ops = recorder(self._backend, fusion=fusion and self._config.fusion)
+        self._recorder = recorder(self._backend, fusion=fusion, timeline=timeline, unprofiled_every=unprofiled_every)
         self._profiled_steps = []
+        self._most_kv_blocks = 0
 
     def take_step_profile(self) -> StepProfile | None:
         """What the last ``step`` did; None if it did nothing or no profile is on."""
@@ -281,15 +292,15 @@ class LLM:
         return profile
 
     def stop_profile(self) -> ProfileSummary:
-        """End the profile and sum it up. The first one measures the machine's read bandwidth, which takes a moment."""
+        """End the profile and sum it up. The first one measures the machine's peaks, which takes a moment."""
         assert self._recorder is not None, "start_profile first"
         self._stop_recording()
-        return summarize(self._profiled_steps, read_bandwidth_gbps=self.read_bandwidth_gbps)
+        return summarize(self._profiled_steps, peaks=self.peaks, memory=self._memory_use())
 
     @cached_property
-    def read_bandwidth_gbps(self) -> float:
-        """Plain read bandwidth of the backend's memory, GB/s, measured once, while nothing else of the engine runs."""
-        return self._backend.read_bandwidth_gbps()
+    def peaks(self) -> Peaks:
+        """What the device can do at most, measured once, while nothing else of the engine runs."""
+        return peaks_of(self._backend)
 
     # ---- parts of the above ----------------------------------------------------------------------------------------
 
@@ -300,15 +311,32 @@ class LLM:
             step = self._scheduler.schedule(started_s)
             if not step:
                 return late
-            sampled = self._runner.execute(step, self._ops)
+            sampled = self._runner.execute(step, self._ops_for(step))
             self._scheduler.commit(step)
             outputs = late + self._emit(step, sampled)
             self._record(step, started_s)
             self._counters.count_step(time.monotonic() - started_s)
             return outputs
 
+    def _ops_for(self, step: ScheduledStep) -> Backend:
+        if self._recorder is None:
+            return self._backend
+        return self._recorder.ops_for_step(is_decode=all(scheduled.is_decode for scheduled in step))
+
     def _stop_recording(self) -> None:
-        self._recorder, self._ops = None, self._backend
+        assert self._recorder is not None
+        self._recorder.close()
+        self._recorder = None
+
+    def _memory_use(self) -> MemoryUse:
+        block_bytes = self._config.block_size * self.model_info.kv_bytes_per_token
+        return MemoryUse(
+            weight_bytes=self.model_info.weight_bytes,
+            kv_cache_bytes=self._scheduler.blocks.num_blocks * block_bytes,
+            kv_used_bytes=self._most_kv_blocks * block_bytes,
+            free_bytes=self._backend.free_memory_bytes(),
+            process_bytes=process_bytes(),
+        )
 
     def _route(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
@@ -387,6 +415,8 @@ class LLM:
         if self._recorder is None:
             return
         num_decode = sum(scheduled.is_decode for scheduled in step)
+        blocks = self._scheduler.blocks
+        self._most_kv_blocks = max(self._most_kv_blocks, blocks.num_blocks - blocks.num_free_blocks)
         self._last_step_profile = self._recorder.take_step(
             index=len(self._profiled_steps),
             num_prefill_tokens=sum(scheduled.num_new_tokens for scheduled in step) - num_decode,

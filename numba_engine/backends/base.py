@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from numba_engine.backends.instruments import OpTimer, TrafficCounter
 from numba_engine.storage import StorageFormat, StoredTensor
 
 
@@ -173,6 +174,10 @@ class Backend(ABC):
     """What quantised weights are multiplied with: int8 (in two planes) or float32."""
     kv_cache_share: float
     """How much of the memory that the weights leave free a KV cache takes where nothing else is said."""
+    timer: OpTimer | None = None
+    """Takes the times of ops where they run on a device of their own."""
+    counter: TrafficCounter | None = None
+    """Counts the bytes of ops where the device can."""
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -206,6 +211,11 @@ class Backend(ABC):
     @abstractmethod
     def read_bandwidth_gbps(self) -> float:
         """Bandwidth of plainly reading memory larger than any cache, GB/s, measured here with the backend's threads."""
+
+    def peak_gflops(self) -> tuple[float, str] | None:
+        """(GFLOP/s of multiplying matrices without waiting for memory, with which instruction), measured here with the
+        backend's threads; None where that is not measured."""
+        return None
 
     # ---- textbook ops ----------------------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ def _write_files(
         trace.write_text(json.dumps(profile_as_trace(model, steps, summary), ensure_ascii=False), encoding="utf-8")
         yield trace
     if csv is not None:
-        csv.write_text(steps_as_csv(steps), encoding="utf-8")
+        csv.write_text(steps_as_csv(steps, summary.peaks), encoding="utf-8")
         yield csv
 
 

@@ -5,7 +5,7 @@ Times are per token of their phase (prompt token or generated one), so that runs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -83,9 +83,11 @@ class ProfileDiff:
 
 
 def diff_profiles(a: SavedProfile, b: SavedProfile) -> ProfileDiff:
-    names = [field.name for field in fields(a.summary) if field.name not in ("ops", "shares")]
-    figures = [FigureDiff(name, getattr(a.summary, name), getattr(b.summary, name)) for name in names]
-    return ProfileDiff(_model_changes(a.model, b.model), tuple(figures), tuple(_op_diffs(a, b)))
+    sides = [
+        (field.name, getattr(a.summary, field.name), getattr(b.summary, field.name)) for field in fields(a.summary)
+    ]
+    figures = [FigureDiff(name, *both) for name, *both in sides if all(isinstance(side, int | float) for side in both)]
+    return ProfileDiff(_changes(a, b), tuple(figures), tuple(_op_diffs(a, b)))
 
 
 def diff_as_json(diff: ProfileDiff) -> dict[str, Any]:
@@ -112,8 +114,9 @@ def diff_tables(diff: ProfileDiff, name_a: str, name_b: str) -> RenderableType:
     return Group(*parts)
 
 
-def _model_changes(a: ModelInfo, b: ModelInfo) -> tuple[tuple[str, object, object], ...]:
-    sides = [(field.name, getattr(a, field.name), getattr(b, field.name)) for field in fields(ModelInfo)]
+def _changes(a: SavedProfile, b: SavedProfile) -> tuple[tuple[str, object, object], ...]:
+    sides = [(field.name, getattr(a.model, field.name), getattr(b.model, field.name)) for field in fields(ModelInfo)]
+    sides.append(("time_source", a.summary.time_source.value, b.summary.time_source.value))
     return tuple((name, of_a, of_b) for name, of_a, of_b in sides if of_a != of_b)
 
 
@@ -144,7 +147,7 @@ def _summary_table(figures: Sequence[FigureDiff]) -> RenderableType:
     for column in ("figure", "A", "B", "change", "B / A"):
         table.add_column(column, justify="left" if column == "figure" else "right", no_wrap=True)
     for figure in figures:
-        show = _FORMATS.get(figure.name, lambda value: f"{value:g}")
+        show = _format_of(figure.name)
         sign = "+" if figure.delta > 0 else "-" if figure.delta < 0 else ""
         change = f"{sign}{show(abs(figure.delta))}"
         table.add_row(figure.name, show(figure.a), show(figure.b), change, _ratio(figure.ratio))
@@ -186,18 +189,12 @@ def _plain(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _bytes(value: float) -> str:
-    return format_bytes(round(value))
-
-
-_FORMATS = {
-    "prefill_tokens_per_s": lambda value: f"{value:.1f}",
-    "decode_tokens_per_s": lambda value: f"{value:.1f}",
-    "read_bandwidth_gbps": lambda value: f"{value:.1f}",
-    "bytes_per_token": _bytes,
-    "weight_bytes_per_token": _bytes,
-    "kv_bytes_per_token": _bytes,
-    "floor_s": format_time,
-    "overhead_s_per_step": format_time,
-    "share_of_floor": lambda value: f"{value:.1%}",
-}
+def _format_of(figure: str) -> Callable[[float], str]:
+    """By the unit that the name ends in."""
+    if figure.endswith(("_per_s", "_gbps")) or "_per_s_p" in figure:
+        return lambda value: f"{value:.1f}"
+    if "bytes" in figure:
+        return lambda value: format_bytes(round(value))
+    if "share" in figure:
+        return lambda value: f"{value:.1%}"
+    return format_time if figure.endswith(("_s", "_s_per_step")) else lambda value: f"{value:g}"

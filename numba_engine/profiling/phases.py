@@ -33,10 +33,10 @@ def phase_of(step: StepProfile) -> str:
 
 
 def phase_profiles(steps: Sequence[StepProfile]) -> tuple[PhaseProfile, ...]:
-    """Prefill, then decode; a phase without steps is left out."""
+    """Prefill, then decode; a phase without steps is left out, and so are steps that were not profiled."""
     phases = []
     for name in (PREFILL, DECODE):
-        of_phase = [step for step in steps if phase_of(step) == name]
+        of_phase = [step for step in steps if step.profiled and phase_of(step) == name]
         if of_phase:
             phases.append(_phase(name, of_phase))
     return tuple(phases)

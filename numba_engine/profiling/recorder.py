@@ -6,11 +6,12 @@ out afterwards, in ``take_step``, from the arguments it was called with, so that
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from statistics import median
-from typing import Any
+from dataclasses import dataclass, replace
+from statistics import median, quantiles
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,20 @@ from numba_engine.backends.base import (
     SamplingBatch,
     Weight,
 )
-from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile, ops_by_name
+from numba_engine.backends.instruments import CountedTraffic, TimeSource
+from numba_engine.profiling.array_kinds import arrays_by_kind
+from numba_engine.profiling.peaks import simulated_peaks
+from numba_engine.profiling.report import (
+    MemoryUse,
+    OpCall,
+    OpProfile,
+    Peaks,
+    ProfileSummary,
+    StepProfile,
+    idle_share,
+    ops_by_name,
+    sum_ops,
+)
 from numba_engine.profiling.traffic import FORMULAS, Traffic
 from numba_engine.storage import StoredTensor
 
@@ -36,19 +50,54 @@ _CALIBRATION_CALLS = 2000
 _CALIBRATION_ROUNDS = 5
 
 
+class _Call(NamedTuple):
+    """One recorded call: what it was given, and when it ran by the host's clock."""
+
+    name: str
+    layer: int | None
+    args: tuple[Any, ...]
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedCall:
+    """One call of a step that was taken."""
+
+    layer: int | None
+    start_s: float
+    """Since the step began."""
+    op: OpProfile
+
+
 class Recorder(Backend):
     """Delegates every op to ``inner`` with a clock around it.
 
     A phase that ``inner`` fuses is recorded as one op; one that it leaves to the textbook, or every phase with
     ``fusion=False``, is composed here so that its ops are recorded one by one.
 
-    Op times are the host's clock around the call and the wait for its end: on a GPU each has a
-    launch's latency in it.
-    ``overhead_s_per_call`` is what one recorded call costs beyond the op itself, measured at construction;
-    ``StepProfile.overhead_s`` carries it, and op times do not contain it.
+    Times of ops, by what ``inner`` has (``time_source`` says which):
+
+    - a timer: the device's own, and the host does not wait between ops;
+    - a counter: the device is simulated, so the times of ops and steps are predicted from their traffic by formula, and
+      what the device counted is noted beside it;
+    - neither: the host's clock around the call and the wait for its end. ``overhead_s_per_call`` is what one recorded
+      call costs beyond the op itself, measured at construction; ``StepProfile.overhead_s`` carries it, and op times do
+      not contain it.
+
+    With ``unprofiled_every=n``, every n-th decode step runs as it would without a recorder, so that the cost of looking
+    is measured in the same run.
     """
 
-    def __init__(self, inner: Backend, *, fusion: bool = True, clock: Clock = time.perf_counter) -> None:
+    def __init__(
+        self,
+        inner: Backend,
+        *,
+        fusion: bool = True,
+        timeline: bool = False,
+        unprofiled_every: int = 0,
+        clock: Clock = time.perf_counter,
+    ) -> None:
         self.inner = inner
         self.name = inner.name
         self.device_name = inner.device_name
@@ -57,15 +106,48 @@ class Recorder(Backend):
         self.kv_cache_dtype = inner.kv_cache_dtype
         self.quantized_matmul_dtype = inner.quantized_matmul_dtype
         self.kv_cache_share = inner.kv_cache_share
+        self._fusion = fusion
         self._fused = {
             phase: fusion and getattr(type(inner), phase) is not getattr(Backend, phase)
             for phase in ("norm_qkv_rope_store", "norm_gate_up_silu", "norm_lm_head")
         }
         self._clock = clock
-        self._calls: list[tuple[str, tuple[Any, ...], float, float]] = []
-        self._inside_s, self.overhead_s_per_call = self._calibrate()
+        self._calls: list[_Call] = []
+        self._layer: int | None = None
+        self._recording = True
+        self._timeline = timeline
+        self._unprofiled_every = unprofiled_every
+        self._num_decode_steps = 0
+        self._counted: list[CountedTraffic] = []
+        self._inside_s, self.overhead_s_per_call = 0.0, 0.0
+        if inner.counter is not None:
+            self.time_source = TimeSource.SIMULATED
+            self._peaks = simulated_peaks()
+            self._unprofiled_every = 0  # a prediction costs what it predicts nothing
+            inner.counter.start()
+        elif inner.timer is not None:
+            self.time_source = inner.timer.source
+            inner.timer.take()
+        else:
+            self.time_source = TimeSource.HOST_CLOCK
+            self._inside_s, self.overhead_s_per_call = self._calibrate()
+
+    def close(self) -> None:
+        """The last step was taken."""
+        if self.inner.counter is not None:
+            self.inner.counter.stop()
 
     # ---- the record ------------------------------------------------------------------------------------------------
+
+    def ops_for_step(self, *, is_decode: bool) -> Backend:
+        """What the next step is to run on: this recorder, or, where it is that step's turn, one that does not look.
+
+        ``is_decode``: it has no prompt tokens.
+        """
+        self._num_decode_steps += is_decode
+        every = self._unprofiled_every
+        self._recording = not (every and is_decode and self._num_decode_steps % every == 0)
+        return self if self._recording or not self._fusion else self.inner
 
     def take_step(
         self, *, index: int, num_prefill_tokens: int, num_decode_tokens: int, num_seqs: int, time_s: float
@@ -74,29 +156,66 @@ class Recorder(Backend):
 
         Call it before the arrays of the step's batch are used for the next one.
         """
+        began_s = self._clock() - time_s
+        calls = self._timed_calls(began_s)
+        ops = _ops_by_name(calls)
         profile = StepProfile(
             index=index,
             num_prefill_tokens=num_prefill_tokens,
             num_decode_tokens=num_decode_tokens,
             num_seqs=num_seqs,
-            time_s=time_s,
-            ops=self._ops_by_name(),
-            overhead_s=self.overhead_s_per_call * len(self._calls),
+            time_s=sum(op.time_s for op in ops) if self.time_source is TimeSource.SIMULATED else time_s,
+            ops=ops,
+            overhead_s=self.overhead_s_per_call * len(calls),
+            time_source=self.time_source,
+            profiled=self._recording,
+            launch_gap_s=self._gaps_s(calls),
+            timeline=tuple(_as_bar(call) for call in calls) if self._timeline else (),
         )
         self._calls.clear()
+        self._counted.clear()
         return profile
 
-    def _ops_by_name(self) -> tuple[OpProfile, ...]:
+    def _timed_calls(self, began_s: float) -> list[TimedCall]:
+        """Every call with its time and its traffic, in order."""
+        traffic = self._traffic_of_calls()
+        if self.inner.counter is not None:
+            return self._predicted_calls(traffic)
+        if self.inner.timer is not None and self._recording:
+            times = self.inner.timer.take()
+            assert len(times) == len(self._calls), "the timer saw other ops than the recorder"
+            first_s = self._calls[0].start_s - began_s if self._calls else 0.0
+            return [
+                TimedCall(call.layer, first_s + ran.start_s, _op(call, ran.time_s, moved, ran.num_launches))
+                for call, ran, moved in zip(self._calls, times, traffic, strict=True)
+            ]
+        return [
+            TimedCall(
+                call.layer,
+                max(call.start_s - began_s, 0.0),
+                _op(call, max(call.end_s - call.start_s - self._inside_s, 0.0), moved, num_launches=1),
+            )
+            for call, moved in zip(self._calls, traffic, strict=True)
+        ]
+
+    def _predicted_calls(self, traffic: Sequence[Traffic]) -> list[TimedCall]:
+        """One after the other: what launching takes, then the roofline. Activations are taken to stay in the caches."""
+        calls, start_s = [], 0.0
+        for call, moved, counted in zip(self._calls, traffic, self._counted, strict=True):
+            from_memory = moved.weight_bytes + moved.kv_read_bytes + moved.kv_written_bytes
+            time_s = counted.num_launches * self._peaks.launch_s + self._peaks.least_time_s(from_memory, moved.flops)
+            calls.append(TimedCall(call.layer, start_s, _op(call, time_s, moved, counted.num_launches, counted)))
+            start_s += time_s
+        return calls
+
+    def _traffic_of_calls(self) -> list[Traffic]:
         on_host: dict[int, Batch] = {}
-        counts: dict[str, int] = {}
-        times: dict[str, float] = {}
-        traffic: dict[str, Traffic] = {}
-        for name, args, start, end in self._calls:
-            host_args = [self._lengths_on_host(arg, on_host) if isinstance(arg, Batch) else arg for arg in args]
-            counts[name] = counts.get(name, 0) + 1
-            times[name] = times.get(name, 0.0) + max(end - start - self._inside_s, 0.0)
-            traffic[name] = traffic.get(name, Traffic()) + FORMULAS[name](*host_args)
-        return tuple(op_profile(name, counts[name], times[name], traffic[name]) for name in counts)
+        return [
+            FORMULAS[call.name](
+                *(self._lengths_on_host(arg, on_host) if isinstance(arg, Batch) else arg for arg in call.args)
+            )
+            for call in self._calls
+        ]
 
     def _lengths_on_host(self, batch: Batch, on_host: dict[int, Batch]) -> Batch:
         if id(batch) not in on_host:
@@ -104,11 +223,35 @@ class Recorder(Backend):
             on_host[id(batch)] = replace(batch, cu_seqlens_q=lengths[0], context_lens=lengths[1])
         return on_host[id(batch)]
 
+    def _gaps_s(self, calls: Sequence[TimedCall]) -> float:
+        """From the end of each call to the beginning of the next, without what the recorder does there."""
+        gaps = sum(
+            max(after.start_s - before.start_s - before.op.time_s, 0.0) for before, after in itertools.pairwise(calls)
+        )
+        return max(gaps - self.overhead_s_per_call * max(len(calls) - 1, 0), 0.0)
+
     def _run(self, name: str, op: Callable[..., Any], *args: Any) -> Any:
+        if not self._recording:
+            return op(*args)
+        if self.inner.counter is not None or self.inner.timer is not None:
+            return self._run_on_device(name, op, *args)
         start = self._clock()
         result = op(*args)
         self.inner.synchronize()
-        self._calls.append((name, args, start, self._clock()))
+        self._calls.append(_Call(name, self._layer, args, start, self._clock()))
+        return result
+
+    def _run_on_device(self, name: str, op: Callable[..., Any], *args: Any) -> Any:
+        counter, timer = self.inner.counter, self.inner.timer
+        start = self._clock()
+        if timer is not None:
+            timer.begin()
+        result = op(*args)
+        if timer is not None:
+            timer.end()
+        if counter is not None:
+            self._counted.append(counter.take(arrays_by_kind(name, args)))
+        self._calls.append(_Call(name, self._layer, args, start, self._clock()))
         return result
 
     def _calibrate(self) -> tuple[float, float]:
@@ -128,7 +271,7 @@ class Recorder(Backend):
 
         bare = min(cost(op) for _ in range(_CALIBRATION_ROUNDS))
         whole = min(cost(recorded) for _ in range(_CALIBRATION_ROUNDS))
-        interval = median(end - start for _, _, start, end in self._calls)
+        interval = median(call.end_s - call.start_s for call in self._calls)
         self._calls.clear()
         return max(interval - bare, 0.0), max(whole - bare, 0.0)
 
@@ -158,6 +301,7 @@ class Recorder(Backend):
     # ---- textbook ops ----------------------------------------------------------------------------------------------
 
     def embedding(self, out: Array, token_ids: Array, table: Weight) -> None:
+        self._layer = None
         self._run("embedding", self.inner.embedding, out, token_ids, table)
 
     def rms_norm(self, out: Array, x: Array, weight: Array, eps: float) -> None:
@@ -205,6 +349,7 @@ class Recorder(Backend):
         shape: AttentionShape,
     ) -> None:
         args = (qkv, normed, residual, layer, cache, batch, table, shape)
+        self._layer = 0 if self._layer is None else self._layer + 1
         if self._fused["norm_qkv_rope_store"]:
             self._run("norm_qkv_rope_store", self.inner.norm_qkv_rope_store, *args)
         else:
@@ -223,17 +368,32 @@ class Recorder(Backend):
         self, logits: Array, last: Array, residual: Array, rows: Array, final_norm: Array, lm_head: Weight, eps: float
     ) -> None:
         args = (logits, last, residual, rows, final_norm, lm_head, eps)
+        self._layer = None
         if self._fused["norm_lm_head"]:
             self._run("norm_lm_head", self.inner.norm_lm_head, *args)
         else:
             super().norm_lm_head(*args)
 
 
-def op_profile(name: str, num_calls: int, time_s: float, traffic: Traffic) -> OpProfile:
-    """Measured time and computed traffic of one op, put together."""
+def _ops_by_name(calls: Sequence[TimedCall]) -> tuple[OpProfile, ...]:
+    by_name: dict[str, list[OpProfile]] = {}
+    for call in calls:
+        by_name.setdefault(call.op.name, []).append(call.op)
+    return tuple(sum_ops(name, ops) for name, ops in by_name.items())
+
+
+def _as_bar(call: TimedCall) -> OpCall:
+    op = call.op
+    return OpCall(op.name, call.layer, call.start_s, op.time_s, op.num_launches, op.total_bytes, op.flops)
+
+
+def _op(
+    call: _Call, time_s: float, traffic: Traffic, num_launches: int, counted: CountedTraffic | None = None
+) -> OpProfile:
+    """Time and traffic of one call, put together."""
     return OpProfile(
-        name=name,
-        num_calls=num_calls,
+        name=call.name,
+        num_calls=1,
         time_s=time_s,
         weight_bytes=traffic.weight_bytes,
         kv_bytes=traffic.kv_read_bytes + traffic.kv_written_bytes,
@@ -241,19 +401,32 @@ def op_profile(name: str, num_calls: int, time_s: float, traffic: Traffic) -> Op
         flops=traffic.flops,
         kv_written_bytes=traffic.kv_written_bytes,
         activation_written_bytes=traffic.activation_written_bytes,
+        num_launches=num_launches,
+        counted=counted,
     )
 
 
-def summarize(steps: Sequence[StepProfile], *, read_bandwidth_gbps: float) -> ProfileSummary:
+def summarize(
+    steps: Sequence[StepProfile],
+    *,
+    peaks: Peaks,
+    memory: MemoryUse | None = None,
+) -> ProfileSummary:
     """All steps of a profile in one. What there was none of (no prefill step, no decode step) is 0."""
-    prefill = [step for step in steps if step.num_prefill_tokens]
-    decode = [step for step in steps if step.num_decode_tokens and not step.num_prefill_tokens]
-    ops = ops_by_name(decode)
+    profiled = [step for step in steps if step.profiled]
+    prefill = [step for step in profiled if step.num_prefill_tokens]
+    decode = [step for step in profiled if step.num_decode_tokens and not step.num_prefill_tokens]
+    ops, prefill_ops = ops_by_name(decode), ops_by_name(prefill)
     num_tokens = sum(step.num_decode_tokens for step in decode)
     weight_bytes = sum(op.weight_bytes for op in ops) // num_tokens if decode else 0
     kv_bytes = sum(op.kv_bytes for op in ops) // num_tokens if decode else 0
-    tokens_per_s = median(_rate(step.num_decode_tokens, step.net_time_s) for step in decode) if decode else 0.0
-    floor_s = (weight_bytes + kv_bytes) / (read_bandwidth_gbps * 1e9) if read_bandwidth_gbps else 0.0
+    decode_rates = [_rate(step.num_decode_tokens, step.net_time_s) for step in decode]
+    prefill_rates = [_rate(step.num_prefill_tokens, step.net_time_s) for step in prefill]
+    tokens_per_s = median(decode_rates) if decode else 0.0
+    bandwidth = peaks.read_bandwidth_gbps * 1e9
+    floor_s = (weight_bytes + kv_bytes) / bandwidth if bandwidth else 0.0
+    unprofiled = [step for step in steps if not step.profiled]
+    compared = _like(unprofiled, decode)
     return ProfileSummary(
         num_prefill_steps=len(prefill),
         num_decode_steps=len(decode),
@@ -261,7 +434,7 @@ def summarize(steps: Sequence[StepProfile], *, read_bandwidth_gbps: float) -> Pr
             sum(step.num_prefill_tokens for step in prefill), sum(step.net_time_s for step in prefill)
         ),
         decode_tokens_per_s=tokens_per_s,
-        read_bandwidth_gbps=read_bandwidth_gbps,
+        read_bandwidth_gbps=peaks.read_bandwidth_gbps,
         bytes_per_token=weight_bytes + kv_bytes,
         floor_s=floor_s,
         share_of_floor=tokens_per_s * floor_s,
@@ -269,8 +442,37 @@ def summarize(steps: Sequence[StepProfile], *, read_bandwidth_gbps: float) -> Pr
         shares=_shares(decode, ops),
         weight_bytes_per_token=weight_bytes,
         kv_bytes_per_token=kv_bytes,
-        overhead_s_per_step=sum(step.overhead_s for step in decode) / len(decode) if decode else 0.0,
+        overhead_s_per_step=_mean([step.overhead_s for step in decode]),
+        time_source=profiled[0].time_source if profiled else TimeSource.HOST_CLOCK,
+        peaks=peaks,
+        decode_tokens_per_s_p10=_percentile(decode_rates, 10),
+        decode_tokens_per_s_p90=_percentile(decode_rates, 90),
+        prefill_tokens_per_s_p10=_percentile(prefill_rates, 10),
+        prefill_tokens_per_s_p90=_percentile(prefill_rates, 90),
+        prefill_ops=prefill_ops,
+        prefill_shares=_shares(prefill, prefill_ops),
+        decode_arithmetic_idle_share=_idle_share(decode, peaks),
+        prefill_arithmetic_idle_share=_idle_share(prefill, peaks),
+        launches_per_step=_mean([step.num_launches for step in decode]),
+        launch_gap_s_per_step=_mean([step.launch_gap_s for step in decode]),
+        host_s_per_step=_mean([step.host_time_s for step in decode]),
+        num_unprofiled_steps=len(unprofiled),
+        unprofiled_step_s=_median([step.time_s for step in _like(decode, unprofiled)]),
+        profiled_step_s=_median([step.time_s for step in compared]),
+        profiled_ops_s=_median([step.ops_time_s for step in compared]),
+        memory=memory,
     )
+
+
+def _like(others: Sequence[StepProfile], steps: Sequence[StepProfile]) -> list[StepProfile]:
+    """Those of the steps that have as many sequences as some of the others: only they compare."""
+    sizes = {step.num_seqs for step in others}
+    return [step for step in steps if step.num_seqs in sizes]
+
+
+def _idle_share(steps: Sequence[StepProfile], peaks: Peaks) -> float | None:
+    flops = sum(op.flops for step in steps for op in step.ops)
+    return idle_share(flops, sum(step.net_time_s for step in steps), peaks)
 
 
 def _shares(steps: Sequence[StepProfile], ops: Sequence[OpProfile]) -> tuple[tuple[str, float], ...]:
@@ -282,3 +484,18 @@ def _shares(steps: Sequence[StepProfile], ops: Sequence[OpProfile]) -> tuple[tup
 
 def _rate(count: int, time_s: float) -> float:
     return count / time_s if time_s else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else 0.0
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    """Interpolated between the nearest two; of a single value, that value."""
+    if len(values) < 2:
+        return values[0] if values else 0.0
+    return quantiles(values, n=100, method="inclusive")[percent - 1]

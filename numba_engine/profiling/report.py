@@ -2,13 +2,63 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+
+from numba_engine.backends.instruments import CountedTraffic, TimeSource
+
+LATENCY_SHARE = 0.6
+"""An op that reaches less of what memory and arithmetic allow is held up by neither: it waits for something else.
+
+The rule and its value are those of NVIDIA Nsight Compute's speed-of-light section.
+"""
+
+
+class OpBound(enum.StrEnum):
+    """What holds an op up."""
+
+    MEMORY = "MEMORY"
+    COMPUTE = "COMPUTE"
+    LATENCY = "LATENCY"
+    """Neither: launching, waiting for threads or for single loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What the device can do at most, and how that is known."""
+
+    device: str
+    """Of which device: on ``ptx`` a GPU from the datasheet table, as the executor has no speed of its own."""
+    read_bandwidth_gbps: float
+    read_bandwidth_source: str
+    """``measured``, with the engine's threads, or the datasheet."""
+    gflops: float | None
+    """Multiplications and additions, as the model's matrices are multiplied; None where it is not known."""
+    gflops_source: str
+    """``measured``, ``unknown`` or the datasheet."""
+    arithmetic: str
+    """What the arithmetic peak is of: the kind of instruction."""
+    launch_s: float = 0.0
+    """The least time one more launch adds to a step. Only predictions use it; 0 where times are measured."""
+
+    @property
+    def ridge(self) -> float | None:
+        """FLOPs a byte from which on arithmetic takes longer than memory."""
+        return self.gflops / self.read_bandwidth_gbps if self.gflops and self.read_bandwidth_gbps else None
+
+    def least_time_s(self, num_bytes: int, flops: int) -> float:
+        """The roofline (Williams et al., CACM 2009): the longer of moving the bytes and of doing the arithmetic."""
+        memory_s = num_bytes / (self.read_bandwidth_gbps * 1e9) if self.read_bandwidth_gbps else 0.0
+        return max(memory_s, flops / (self.gflops * 1e9) if self.gflops else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class OpProfile:
-    """One op (or fused phase) of one step or more, all its calls together. Time is measured, the rest by formula."""
+    """One op (or fused phase) of one step or more, all its calls together.
+
+    Time is measured (or predicted, see ``StepProfile.time_source``), the rest by formula, except ``counted``.
+    """
 
     name: str
     num_calls: int
@@ -23,6 +73,10 @@ class OpProfile:
     """Of kv_bytes."""
     activation_written_bytes: int = 0
     """Of activation_bytes."""
+    num_launches: int = 0
+    """Kernels launched; on ``cpu`` a call is one."""
+    counted: CountedTraffic | None = None
+    """What the device itself counted, level by level: on ``ptx`` only."""
 
     @property
     def total_bytes(self) -> int:
@@ -43,6 +97,36 @@ class OpProfile:
         """Arithmetic intensity, FLOPs a byte, by formula."""
         return self.flops / self.total_bytes if self.total_bytes else 0.0
 
+    def share_of_attainable(self, peaks: Peaks) -> float:
+        """Speed reached over min(arithmetic peak, intensity × read bandwidth). Above 1 where caches serve the bytes."""
+        return peaks.least_time_s(self.total_bytes, self.flops) / self.time_s if self.time_s else 0.0
+
+    def bound(self, peaks: Peaks) -> OpBound:
+        """What holds the op up: the side of the ridge it is on, unless it is far below both limits."""
+        if self.share_of_attainable(peaks) < LATENCY_SHARE:
+            return OpBound.LATENCY
+        return OpBound.COMPUTE if peaks.ridge is not None and self.intensity > peaks.ridge else OpBound.MEMORY
+
+    def arithmetic_idle_share(self, peaks: Peaks) -> float | None:
+        """Of its time, how long the arithmetic units had nothing to do; None where their peak is not known."""
+        return idle_share(self.flops, self.time_s, peaks)
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One call of an op: a bar of the timeline."""
+
+    name: str
+    layer: int | None
+    """None outside the layers."""
+    start_s: float
+    """Since the step began."""
+    time_s: float
+    num_launches: int
+    num_bytes: int
+    """By formula, as the FLOPs."""
+    flops: int
+
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
@@ -58,6 +142,14 @@ class StepProfile:
     """In order of first call."""
     overhead_s: float = 0.0
     """What looking cost, of time_s: the recorder's calibrated constant times the calls. No op contains it."""
+    time_source: TimeSource = TimeSource.HOST_CLOCK
+    """How the times of ops were taken. SIMULATED: all times, the step's too, are predictions."""
+    profiled: bool = True
+    """False: run as without a profile, for comparison; only ``time_s`` is known, and there are no ops."""
+    launch_gap_s: float = 0.0
+    """Between the end of an op and the beginning of the next: part of the host's time, without the cost of looking."""
+    timeline: tuple[OpCall, ...] = ()
+    """Every call, in order, where that was asked for."""
 
     @property
     def ops_time_s(self) -> float:
@@ -70,13 +162,39 @@ class StepProfile:
 
     @property
     def host_time_s(self) -> float:
-        """Python between the ops: scheduling, batch building, text."""
-        return max(self.net_time_s - self.ops_time_s, 0.0)
+        """Python between the ops: scheduling, batch building, text. 0 for a step that was not profiled."""
+        return max(self.net_time_s - self.ops_time_s, 0.0) if self.profiled else 0.0
+
+    @property
+    def num_launches(self) -> int:
+        return sum(op.num_launches for op in self.ops)
+
+    def arithmetic_idle_share(self, peaks: Peaks) -> float | None:
+        """Of the step, how long the arithmetic units had nothing to do; None where that is not known."""
+        return idle_share(sum(op.flops for op in self.ops), self.net_time_s, peaks) if self.profiled else None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes at the end of a profile."""
+
+    weight_bytes: int
+    kv_cache_bytes: int
+    """Set aside."""
+    kv_used_bytes: int
+    """Of kv_cache_bytes: held by sequences at the profile's fullest step."""
+    free_bytes: int
+    """Of the device, as the backend sees it."""
+    process_bytes: int
+    """Resident in the host's memory, all of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileSummary:
-    """The steps of a profile together; prefill steps (any prefill token in them) and decode steps apart."""
+    """The steps of a profile together; prefill steps (any prefill token in them) and decode steps apart.
+
+    Steps that were not profiled count in nothing but ``num_unprofiled_steps`` and ``unprofiled_step_s``.
+    """
 
     num_prefill_steps: int
     num_decode_steps: int
@@ -84,7 +202,7 @@ class ProfileSummary:
     decode_tokens_per_s: float
     """Median over the decode steps, the cost of looking subtracted."""
     read_bandwidth_gbps: float
-    """Plain read bandwidth of this machine, measured with the same threads."""
+    """Plain read bandwidth of this machine, measured with the same threads; on ``ptx`` the datasheet's."""
     bytes_per_token: int
     """Weights + KV a decode step moves, per sequence in it, by formula; activations stay in the caches."""
     floor_s: float
@@ -101,6 +219,36 @@ class ProfileSummary:
     """Of bytes_per_token."""
     overhead_s_per_step: float = 0.0
     """What looking cost a decode step in the mean; subtracted above."""
+    time_source: TimeSource = TimeSource.HOST_CLOCK
+    peaks: Peaks | None = None
+    decode_tokens_per_s_p10: float = 0.0
+    """Nine in ten decode steps are faster."""
+    decode_tokens_per_s_p90: float = 0.0
+    """One in ten decode steps is faster."""
+    prefill_tokens_per_s_p10: float = 0.0
+    prefill_tokens_per_s_p90: float = 0.0
+    prefill_ops: tuple[OpProfile, ...] = ()
+    """Prefill steps only, summed."""
+    prefill_shares: tuple[tuple[str, float], ...] = ()
+    """(op, share of prefill time), as shares."""
+    decode_arithmetic_idle_share: float | None = None
+    """Of decode time: 1 - FLOPs by formula / (time × arithmetic peak). None where the peak is not known."""
+    prefill_arithmetic_idle_share: float | None = None
+    launches_per_step: float = 0.0
+    """Kernels launched by a decode step, in the mean."""
+    launch_gap_s_per_step: float = 0.0
+    """Between the ops of a decode step, in the mean."""
+    host_s_per_step: float = 0.0
+    """Outside the ops of a decode step, in the mean; the gaps are part of it."""
+    num_unprofiled_steps: int = 0
+    """Decode steps run without looking, among the others, for comparison."""
+    unprofiled_step_s: float = 0.0
+    """Their median; 0 without any."""
+    profiled_step_s: float = 0.0
+    """Median of the profiled decode steps of as many sequences, the cost of looking included."""
+    profiled_ops_s: float = 0.0
+    """Median of the sum of the op times of the same steps."""
+    memory: MemoryUse | None = None
 
 
 def ops_by_name(steps: Sequence[StepProfile]) -> tuple[OpProfile, ...]:
@@ -108,8 +256,22 @@ def ops_by_name(steps: Sequence[StepProfile]) -> tuple[OpProfile, ...]:
     by_name: dict[str, list[OpProfile]] = {}
     for op in (op for step in steps for op in step.ops):
         by_name.setdefault(op.name, []).append(op)
-    counted = [field.name for field in fields(OpProfile) if field.name != "name"]
-    return tuple(
-        OpProfile(name=name, **{field: sum(getattr(op, field) for op in ops) for field in counted})
-        for name, ops in by_name.items()
+    return tuple(sum_ops(name, ops) for name, ops in by_name.items())
+
+
+def sum_ops(name: str, ops: Sequence[OpProfile]) -> OpProfile:
+    """Several of them as one under a name."""
+    numbers = [field.name for field in fields(OpProfile) if field.name not in ("name", "counted")]
+    counted = [op.counted for op in ops if op.counted is not None]
+    return OpProfile(
+        name=name,
+        **{field: sum(getattr(op, field) for op in ops) for field in numbers},
+        counted=sum(counted, CountedTraffic()) if counted else None,
     )
+
+
+def idle_share(flops: int, time_s: float, peaks: Peaks) -> float | None:
+    """Of the time, how long the arithmetic units had nothing to do; None where their peak is not known."""
+    if not peaks.gflops or not time_s:
+        return None
+    return max(1.0 - flops / (time_s * peaks.gflops * 1e9), 0.0)

@@ -8,9 +8,10 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from numba_engine.backends.instruments import CountedTraffic, KindBytes, TimeSource
 from numba_engine.errors import ConfigError
 from numba_engine.outputs import ModelInfo
-from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
+from numba_engine.profiling.report import MemoryUse, OpCall, OpProfile, Peaks, ProfileSummary, StepProfile
 
 Value = TypeVar("Value")
 
@@ -58,7 +59,7 @@ def _read(kind: type[Value], data: Any, where: str) -> Value:
     given = _object(data, where)
     values = {}
     for field in fields(kind):  # type: ignore[arg-type]
-        if field.name in given or field.default is MISSING:
+        if field.name in given or (field.default is MISSING and field.default_factory is MISSING):
             path = f"{where}.{field.name}"
             values[field.name] = _READERS[str(field.type)](_member(given, field.name, where), path)
     return kind(**values)
@@ -113,6 +114,21 @@ def _tuple_of(read: Callable[[Any, str], Value]) -> Callable[[Any, str], tuple[V
     return read_all
 
 
+def _dataclass(kind: type[Value]) -> Callable[[Any, str], Value]:
+    return lambda data, where: _read(kind, data, where)
+
+
+def _optional(read: Callable[[Any, str], Value]) -> Callable[[Any, str], Value | None]:
+    return lambda data, where: None if data is None else read(data, where)
+
+
+def _time_source(data: Any, where: str) -> TimeSource:
+    try:
+        return TimeSource(_text(data, where))
+    except ValueError:
+        raise _Wrong(f"{where} is {_kind(data)}, not one of {', '.join(TimeSource)}") from None
+
+
 def _shares(data: Any, where: str) -> tuple[tuple[str, float], ...]:
     shares = _object(data, where).items()
     return tuple((_text(name, f"a name in {where}"), _number(share, f"{where}.{name}")) for name, share in shares)
@@ -131,9 +147,17 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "float": _number,
     "str": _text,
     "bool": _flag,
+    "int | None": _optional(_count),
+    "float | None": _optional(_number),
     "tuple[int, ...]": _tuple_of(_count),
     "tuple[str, ...]": _tuple_of(_text),
-    "tuple[OpProfile, ...]": _tuple_of(lambda data, where: _read(OpProfile, data, where)),
+    "tuple[OpProfile, ...]": _tuple_of(_dataclass(OpProfile)),
+    "tuple[OpCall, ...]": _tuple_of(_dataclass(OpCall)),
     "tuple[tuple[str, float], ...]": _shares,
+    "TimeSource": _time_source,
+    "KindBytes": _dataclass(KindBytes),
+    "CountedTraffic | None": _optional(_dataclass(CountedTraffic)),
+    "Peaks | None": _optional(_dataclass(Peaks)),
+    "MemoryUse | None": _optional(_dataclass(MemoryUse)),
 }
 """By the annotation of a field."""

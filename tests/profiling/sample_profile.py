@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from numba_engine.profiling.recorder import summarize
-from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
+from numba_engine.profiling.report import OpProfile, Peaks, ProfileSummary, StepProfile
 from tests.cli.fake_llm import MODEL_INFO
+
+
+def peaks(read_bandwidth_gbps: float, gflops: float | None = None) -> Peaks:
+    """Of an imagined machine."""
+    source = "measured" if gflops else "unknown"
+    return Peaks("a machine", read_bandwidth_gbps, "measured", gflops, source, "float32 multiply-adds")
+
 
 MODEL = replace(MODEL_INFO, name="<tiny> & co")
 
@@ -22,4 +29,4 @@ DECODE_STEP = StepProfile(1, 0, 1, 1, 0.0105, (ATTENTION, LINEAR, STORE_KV), 0.0
 
 STEPS = (PREFILL_STEP, DECODE_STEP, replace(DECODE_STEP, index=2), replace(DECODE_STEP, index=3, time_s=0.0125))
 
-SUMMARY: ProfileSummary = summarize(STEPS, read_bandwidth_gbps=31.0)
+SUMMARY: ProfileSummary = summarize(STEPS, peaks=peaks(31.0, 400.0))

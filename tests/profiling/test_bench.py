@@ -14,6 +14,7 @@ from numba_engine.profiling.bench import run_bench
 from numba_engine.profiling.recorder import summarize
 from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
 from numba_engine.sampling_params import SamplingParams
+from tests.profiling.sample_profile import peaks
 
 INFO = ModelInfo(
     **dict.fromkeys(ModelInfo.__dataclass_fields__, 1) | {"vocab_size": 50, "max_model_len": 64},  # type: ignore[arg-type]
@@ -78,7 +79,7 @@ class ScriptedLLM:
 
     def stop_profile(self) -> ProfileSummary:
         self.profiling = False
-        return summarize([], read_bandwidth_gbps=20.0)
+        return summarize([], peaks=peaks(20.0))
 
 
 def test_rows_time_the_right_steps(monkeypatch: pytest.MonkeyPatch) -> None:

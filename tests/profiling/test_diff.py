@@ -17,13 +17,13 @@ from numba_engine.profiling.exports import profile_as_json
 from numba_engine.profiling.recorder import summarize
 from numba_engine.profiling.report import StepProfile
 from numba_engine.profiling.saved_profile import SavedProfile, read_profile
-from tests.profiling.sample_profile import ATTENTION, DECODE_STEP, LINEAR, MODEL, STEPS, STORE_KV, SUMMARY
+from tests.profiling.sample_profile import ATTENTION, DECODE_STEP, LINEAR, MODEL, STEPS, STORE_KV, SUMMARY, peaks
 
 A = SavedProfile(MODEL, STEPS, SUMMARY)
 
 
 def profile_of(*steps: StepProfile, **model: Any) -> SavedProfile:
-    return SavedProfile(replace(MODEL, **model), steps, summarize(steps, read_bandwidth_gbps=31.0))
+    return SavedProfile(replace(MODEL, **model), steps, summarize(steps, peaks=peaks(31.0)))
 
 
 def op(ops: tuple[OpDiff, ...], phase: str, name: str) -> OpDiff:

@@ -18,7 +18,7 @@ from numba_engine.profiling.phases import phase_profiles
 from numba_engine.profiling.plots import NUM_OP_COLORS, op_keys
 from numba_engine.profiling.recorder import summarize
 from tests.profiling.chromium import CHROMIUM, CONTROL, look_at
-from tests.profiling.sample_profile import ATTENTION, DECODE_STEP, LINEAR, MODEL, PREFILL_STEP, STEPS, SUMMARY
+from tests.profiling.sample_profile import ATTENTION, DECODE_STEP, LINEAR, MODEL, PREFILL_STEP, STEPS, SUMMARY, peaks
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 LINKS = {"src", "href", "srcset", "xlink:href", "action", "data", "poster"}
@@ -237,12 +237,12 @@ def test_the_timeline_has_every_step_in_its_length(text: str) -> None:
 
 def test_a_floor_of_a_token_is_none_of_a_step_with_more() -> None:
     batch = replace(DECODE_STEP, num_seqs=3, num_decode_tokens=3)
-    text = render_html(MODEL, [batch], summarize([batch], read_bandwidth_gbps=31.0))
+    text = render_html(MODEL, [batch], summarize([batch], peaks=peaks(31.0)))
     assert "timeline-wide-floor-line" not in text
 
 
 def test_prefill_alone_and_no_bandwidth() -> None:
-    text = render_html(MODEL, [PREFILL_STEP], summarize([PREFILL_STEP], read_bandwidth_gbps=0.0))
+    text = render_html(MODEL, [PREFILL_STEP], summarize([PREFILL_STEP], peaks=peaks(0.0)))
     page = Page(text)
     assert [row[0] for row in page.rows if row[0][0].isdigit()] == ["1 linear", "2 attention", "0"]
     assert 'id="journey"' not in text
@@ -256,7 +256,7 @@ def test_more_ops_than_colours_share_one() -> None:
     keys = op_keys(phase_profiles([step]))
     assert [key.number for key in keys.values()] == list(range(1, 12))
     assert [key.variable for key in keys.values()][NUM_OP_COLORS - 1 :] == ["op7", "other", "other", "other", "other"]
-    text = render_html(MODEL, [step], summarize([step], read_bandwidth_gbps=31.0))
+    text = render_html(MODEL, [step], summarize([step], peaks=peaks(31.0)))
     left, right = span(group(svg(text, "phases"), "phases-wide-share-decode-other-ops"))
     host_left, host_right = span(group(svg(text, "phases"), "phases-wide-share-decode-host"))
     other_s = sum(op.time_s for op in ops[7:])

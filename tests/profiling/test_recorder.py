@@ -10,6 +10,7 @@ import pytest
 from numba_engine.profiling.recorder import Recorder, summarize
 from numba_engine.profiling.report import OpProfile, StepProfile
 from tests.profiling.idle_backend import CountedModel, FakeClock, FusingBackend, IdleBackend
+from tests.profiling.sample_profile import peaks
 
 TEXTBOOK = {
     "embedding": 1,
@@ -118,7 +119,7 @@ def test_summary_keeps_prefill_and_decode_apart() -> None:
     prefill = StepProfile(0, 30, 0, 1, 0.5, (op("linear", 0.4),), overhead_s=0.1)
     mixed = StepProfile(1, 10, 1, 2, 0.6, (op("linear", 0.5),))
     steps = [prefill, mixed, decode_step(2, 0.06), decode_step(3, 0.11), decode_step(4, 0.21)]
-    summary = summarize(steps, read_bandwidth_gbps=10.0)
+    summary = summarize(steps, peaks=peaks(10.0))
     assert (summary.num_prefill_steps, summary.num_decode_steps) == (2, 3)
     assert summary.prefill_tokens_per_s == pytest.approx(40 / (0.4 + 0.6))
     assert summary.decode_tokens_per_s == pytest.approx(2 / 0.1)  # the median step, without the cost of looking
@@ -138,9 +139,9 @@ def test_summary_keeps_prefill_and_decode_apart() -> None:
 
 
 def test_summary_of_nothing_is_zero_not_an_error() -> None:
-    summary = summarize([], read_bandwidth_gbps=10.0)
+    summary = summarize([], peaks=peaks(10.0))
     assert (summary.num_decode_steps, summary.decode_tokens_per_s, summary.bytes_per_token) == (0, 0.0, 0)
     assert summary.shares == ()
-    only_prefill = summarize([replace(decode_step(0, 0.1), num_prefill_tokens=5)], read_bandwidth_gbps=10.0)
+    only_prefill = summarize([replace(decode_step(0, 0.1), num_prefill_tokens=5)], peaks=peaks(10.0))
     assert only_prefill.num_prefill_steps == 1
     assert only_prefill.share_of_floor == 0.0

@@ -18,6 +18,7 @@ from numba_engine.profiling.tables import (
     step_table,
     summary_table,
 )
+from tests.profiling.sample_profile import peaks
 
 LINEAR = OpProfile("linear", 61, 0.006, 90_000_000, 0, 300_000, 180_000_000)
 ATTENTION = OpProfile("attention", 30, 0.002, 0, 10_000_000, 70_000, 50_000, kv_written_bytes=4)
@@ -50,7 +51,7 @@ def test_step_table_without_a_bandwidth_leaves_the_share_out() -> None:
 
 
 def test_summary_table_ends_in_the_floor_and_the_share_of_it() -> None:
-    lines = rendered(summary_table(summarize([STEP, STEP], read_bandwidth_gbps=30.0)))
+    lines = rendered(summary_table(summarize([STEP, STEP], peaks=peaks(30.0))))
     assert "122" in row(lines, "linear")
     assert "100.0 tok/s" in row(lines, "decode")
     assert "100.0 MB" in row(lines, "bytes a token")
@@ -61,7 +62,7 @@ def test_summary_table_ends_in_the_floor_and_the_share_of_it() -> None:
 
 def test_summary_of_prefill_alone_says_so_and_no_more() -> None:
     prefill = StepProfile(0, 40, 0, 1, 0.5, (LINEAR,))
-    lines = rendered(summary_table(summarize([prefill], read_bandwidth_gbps=30.0)))
+    lines = rendered(summary_table(summarize([prefill], peaks=peaks(30.0))))
     assert [" ".join(line.split()) for line in lines] == ["prefill 80.0 tok/s 1 step"]
 
 
@@ -71,7 +72,7 @@ def test_json_has_the_fields_and_what_follows_from_them() -> None:
     assert step["ops"][1]["intensity"] == pytest.approx(180 / 90.3)
     assert step["ops"][0]["kv_written_bytes"] == 4
     assert step["host_time_s"] == pytest.approx(0.002)
-    summary = json.loads(json.dumps(summary_as_json(summarize([STEP], read_bandwidth_gbps=30.0))))
+    summary = json.loads(json.dumps(summary_as_json(summarize([STEP], peaks=peaks(30.0)))))
     assert summary["shares"]["linear"] == pytest.approx(0.6)
     assert summary["ops"][0]["name"] == "attention"
 

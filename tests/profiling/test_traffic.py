@@ -12,7 +12,16 @@ from numba_engine.profiling import traffic
 from numba_engine.profiling.traffic import FORMULAS, Traffic, visible_tokens
 from tests.profiling.idle_backend import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, QKV, CountedModel, Q
 
-NOT_OPS = {"empty", "upload", "download", "load_weight", "free_memory_bytes", "synchronize", "read_bandwidth_gbps"}
+NOT_OPS = {
+    "empty",
+    "upload",
+    "download",
+    "load_weight",
+    "free_memory_bytes",
+    "synchronize",
+    "read_bandwidth_gbps",
+    "peak_gflops",
+}
 
 
 def test_every_op_and_phase_of_the_backend_has_a_formula_with_its_own_signature() -> None:

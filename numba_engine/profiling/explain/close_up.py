@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import Array, Backend, Batch, LayerWeights, Sampled, SamplingBatch, Weight
-from numba_engine.profiling.recorder import Recorder, op_profile
+from numba_engine.backends.base import Array, Backend, LayerWeights, Sampled, SamplingBatch, Weight
+from numba_engine.profiling.recorder import Recorder, TimedCall
 from numba_engine.profiling.report import OpProfile, StepProfile
 from numba_engine.profiling.traffic import FORMULAS
 
@@ -76,16 +76,24 @@ class CloseUp(Recorder):
 
     _logits: np.ndarray | None = None
     _copying_s = 0.0
+    _close_ups: tuple[CallProfile, ...] = ()
+    _repeated: RepeatedCall | None = None
 
     def take_step(self, **of_the_step: Any) -> CloseUpStep:
         """As the recorder's. One call is repeated, now that the step's time is taken."""
-        calls = self._calls_one_by_one()
-        repeated = self._repeated(calls)
         step = super().take_step(**of_the_step)
         values = {field.name: getattr(step, field.name) for field in fields(StepProfile)}
         values["overhead_s"] += self._copying_s
         logits, self._logits, self._copying_s = self._logits, None, 0.0
-        return CloseUpStep(**values, calls=calls, logits=logits, repeated=repeated)
+        return CloseUpStep(**values, calls=self._close_ups, logits=logits, repeated=self._repeated)
+
+    def _timed_calls(self, began_s: float) -> list[TimedCall]:
+        timed = super()._timed_calls(began_s)
+        self._close_ups = tuple(
+            _call_profile(call.args, of_call.op) for call, of_call in zip(self._calls, timed, strict=True)
+        )
+        self._repeated = self._repeat(self._close_ups)
+        return timed
 
     def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:
         start = self._clock()
@@ -93,17 +101,7 @@ class CloseUp(Recorder):
         self._copying_s += self._clock() - start
         return super().sample(logits, sampling)
 
-    def _calls_one_by_one(self) -> tuple[CallProfile, ...]:
-        on_host: dict[int, Batch] = {}
-        profiles = []
-        for name, args, start, end in self._calls:
-            host_args = [self._lengths_on_host(arg, on_host) if isinstance(arg, Batch) else arg for arg in args]
-            op = op_profile(name, 1, max(end - start - self._inside_s, 0.0), FORMULAS[name](*host_args))
-            inputs, outputs = _ENDS[name]
-            profiles.append(CallProfile(op, _matrix(name, args), _named(inputs, args), _named(outputs, args)))
-        return tuple(profiles)
-
-    def _repeated(self, calls: tuple[CallProfile, ...]) -> RepeatedCall | None:
+    def _repeat(self, calls: tuple[CallProfile, ...]) -> RepeatedCall | None:
         """Of the call that streams most, of those that fit into caches; if none does, of the one that streams least."""
         # These overwrite what they write; linear_add would add to the residual each time.
         harmless = [i for i, call in enumerate(calls) if call.op.name in _REPEATABLE]
@@ -120,12 +118,12 @@ class CloseUp(Recorder):
         return RepeatedCall(calls[equals[0]], in_step_time_s, self._repeated_time_s(equals[0]))
 
     def _repeated_time_s(self, index: int) -> float:
-        name, args, _, _ = self._calls[index]
-        op = getattr(self.inner, name)
+        call = self._calls[index]
+        op = getattr(self.inner, call.name)
         times = []
         for _ in range(_REPETITIONS):
             start = self._clock()
-            op(*args)
+            op(*call.args)
             times.append(self._clock() - start)
         return max(median(times) - self._inside_s, 0.0)
 
@@ -153,6 +151,11 @@ _ENDS: MappingProxyType[str, tuple[tuple[str, int], tuple[str, int]]] = MappingP
     }
 )
 """What goes in and what comes out: name and place among the arguments."""
+
+
+def _call_profile(args: tuple[Any, ...], op: OpProfile) -> CallProfile:
+    inputs, outputs = _ENDS[op.name]
+    return CallProfile(op, _matrix(op.name, args), _named(inputs, args), _named(outputs, args))
 
 
 def _named(end: tuple[str, int], args: tuple[Any, ...]) -> NamedShape:

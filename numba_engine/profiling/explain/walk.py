@@ -11,7 +11,7 @@ from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.explain.caches import CacheLevel
 from numba_engine.profiling.explain.close_up import CallProfile, CloseUpStep, Matrix, NamedShape
 from numba_engine.profiling.explain.stages import Choice
-from numba_engine.profiling.report import OpProfile
+from numba_engine.profiling.report import OpProfile, sum_ops
 from numba_engine.storage import StorageFormat
 
 
@@ -185,7 +185,7 @@ def fastest(runs: Sequence[CloseUpStep]) -> CloseUpStep:
 def cost_of(steps: Sequence[CloseUpStep], context_len: int) -> Cost:
     """Of the steps that took one sequence to ``context_len``."""
     ops = [call.op for step in steps for call in step.calls]
-    total = added("all", ops)
+    total = sum_ops("all", ops)
     return Cost(
         num_tokens=sum(step.num_prefill_tokens + step.num_decode_tokens for step in steps),
         num_steps=len(steps),
@@ -225,7 +225,7 @@ def phases_of(step: CloseUpStep, num_layers: int) -> Phases:
     return Phases(
         embedding=_phase([embedding]),
         layer=tuple(_phase(calls) for calls in places),
-        layers=added("layers", [call.op for call in in_layers]),
+        layers=sum_ops("layers", [call.op for call in in_layers]),
         head=tuple(_phase([call]) for call in head),
         sample=_phase([sample]),
     )
@@ -242,14 +242,8 @@ def _phase(calls: Sequence[CallProfile]) -> Phase:
         inputs=first.inputs,
         outputs=first.outputs,
         one=replace(first.op, time_s=mean(call.op.time_s for call in calls)),
-        total=added(name, [call.op for call in calls]),
+        total=sum_ops(name, [call.op for call in calls]),
     )
-
-
-def added(name: str, ops: Sequence[OpProfile]) -> OpProfile:
-    """All of them together."""
-    summed = {field.name: sum(getattr(op, field.name) for op in ops) for field in fields(OpProfile)[1:]}
-    return OpProfile(name, **summed)
 
 
 def embedding_row(token: Token, embedding: Phase) -> EmbeddingRow:
