@@ -282,7 +282,12 @@ class LLM:
         summary can tell what looking costs. A ``recorder`` that looks closer says more in each ``StepProfile``.
         """
         assert self._recorder is None, "one profile at a time"
-        self._recorder = recorder(self._backend, fusion=fusion, timeline=timeline, unprofiled_every=unprofiled_every)
+        self._recorder = recorder(
+            self._backend,
+            fusion=fusion and self._config.fusion,
+            timeline=timeline,
+            unprofiled_every=unprofiled_every,
+        )
         self._profiled_steps = []
         self._most_kv_blocks = 0
 
