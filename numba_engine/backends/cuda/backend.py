@@ -24,7 +24,7 @@ from numba_engine.backends.base import (
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.device import Device, DeviceArray
 from numba_engine.backends.cuda.kernels import sample as sampling_kernels
-from numba_engine.backends.cuda.kernels.attention import MAX_HEAD_DIM, Sequences, attention, num_splits
+from numba_engine.backends.cuda.kernels.attention import MAX_HEAD_DIM, Scratch, Sequences, attention, splits_of
 from numba_engine.backends.cuda.kernels.embedding import embedding
 from numba_engine.backends.cuda.kernels.gather_rows import gather_rows
 from numba_engine.backends.cuda.kernels.head_norm import head_norm
@@ -66,6 +66,7 @@ class CudaBackend(Backend):
         )
         self.kv_cache_dtype = np.dtype(np.float32 if is_float32 else np.float16)
         self._counts = self.upload(np.zeros((1, 1), np.uint32))
+        self._arrivals = self.upload(np.zeros(64 * config.max_num_seqs, np.uint32))
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
@@ -159,10 +160,10 @@ class CudaBackend(Backend):
             batch.max_query_len,
             batch.max_context_len,
         )
-        splits = num_splits(sequences)
-        num_rows = splits * batch.num_tokens * shape.num_heads if splits > 1 else 1
-        partials = self.empty((num_rows, shape.head_dim), np.dtype(np.float32))
-        stats = self.empty((num_rows, 2), np.dtype(np.float32))
+        splits = splits_of(sequences, shape)
+        partials = self.empty((splits.num_parts, shape.head_dim), np.dtype(np.float32))
+        stats = self.empty((splits.num_parts, 2), np.dtype(np.float32))
+        arrivals = self._zero_arrivals(splits.num_counters)
         attention(
             self.device,
             _on_device(out),
@@ -170,8 +171,7 @@ class CudaBackend(Backend):
             _on_device(cache.k),
             _on_device(cache.v),
             sequences,
-            partials.on_device,
-            stats.on_device,
+            Scratch(partials.on_device, stats.on_device, arrivals),
             shape,
         )
 
@@ -205,6 +205,12 @@ class CudaBackend(Backend):
             self.device, logprobs.on_device, token_ids.on_device, on_device, totals.on_device, arrays, scratch
         )
         return Sampled(*map(self.download, (token_ids, logprobs, top_ids, top_logprobs)))
+
+    def _zero_arrivals(self, count: int) -> DeviceArray:
+        """[≥ count] of zeros, kept: the kernel leaves them zero."""
+        if self._arrivals.shape[0] < count:
+            self._arrivals = self.upload(np.zeros(count, np.uint32))
+        return self._arrivals.on_device
 
     def _zero_counts(self, arrays: SamplingArrays, logits: DeviceArray) -> DeviceArray:
         """[≥ L, vocab] of zeros, kept: the kernel leaves them zero."""

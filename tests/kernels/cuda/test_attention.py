@@ -9,8 +9,9 @@ import pytest
 
 from numba_engine.backends.base import AttentionShape, Batch, KVCacheLayer
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.backends.cuda.kernels.attention import SEGMENT
-from numba_engine.config import KVCacheDtype
+from numba_engine.backends.cuda.kernels.attention import SEGMENT, THREADS
+from numba_engine.backends.ptx import PtxDevice
+from numba_engine.config import EngineConfig, KVCacheDtype
 from numba_engine.errors import BackendUnavailableError
 from tests.kernels.cuda.conftest import backend_on, filled, nmse, normal
 from tests.reference import ops as reference
@@ -56,8 +57,11 @@ class Case:
             shape.sliding_window,
         )
 
-    def run(self, backend: CudaBackend, only: tuple[int, int] | None = None) -> np.ndarray:
-        """All rows in one batch, or ``only`` (sequence, row of it) as one step of decode."""
+    def run(self, backend: CudaBackend, only: tuple[int, int] | None = None, padded_context: int = 0) -> np.ndarray:
+        """All rows in one batch, or ``only`` (sequence, row of it) as one step of decode.
+
+        The batch may say that its contexts are longer than they are, as a recorded graph does.
+        """
         qkv, tables, context_lens, cu_seqlens_q = self.qkv, self.tables, self.context_lens, self.cu_seqlens_q
         if only is not None:
             s, row = only
@@ -78,7 +82,7 @@ class Case:
             num_seqs=len(context_lens),
             num_logits=0,
             max_query_len=int(np.diff(cu_seqlens_q).max()),
-            max_context_len=int(context_lens.max()),
+            max_context_len=max(int(context_lens.max()), padded_context),
         )
         out = filled(backend, len(qkv), self.shape.num_heads * self.shape.head_dim)
         cache = KVCacheLayer(backend.upload(self.k), backend.upload(self.v))
@@ -128,6 +132,27 @@ def test_a_row_is_the_same_bits_in_prefill_and_in_decode(backend: CudaBackend, r
     together = case.run(backend)
     for s, row in [(0, 0), (0, 13), (1, 0), (1, 8)]:
         np.testing.assert_array_equal(case.run(backend, (s, row))[0], together[case.cu_seqlens_q[s] + row])
+
+
+def test_splits_of_a_padded_grid_are_merged_at_every_launch(device: str, rng: np.random.Generator) -> None:
+    """More splits than the contexts have, with a window that hides the first of them; blocks in other company."""
+    shape = AttentionShape(9, 1, 64, 1e-5, 300)
+    case = Case(rng, shape, [(1, 1), (1, 257), (1, 1100)])
+    backend = backend_on(device)
+    first = case.run(backend, padded_context=5 * SEGMENT + 1)
+    assert nmse(first, case.expected()) < 1e-11
+    np.testing.assert_array_equal(case.run(backend, padded_context=9 * SEGMENT), first)
+    one_by_one = CudaBackend(PtxDevice(lanes=THREADS), EngineConfig(), name="ptx") if device == "ptx" else backend
+    np.testing.assert_array_equal(case.run(one_by_one), first)
+
+
+def test_decode_beside_a_prefill_is_split(rng: np.random.Generator) -> None:
+    case = Case(rng, AttentionShape(2, 1, 64, 1e-5, None), [(70, 70), (1, 4 * SEGMENT + 1)])
+    device = PtxDevice(counting=True)
+    assert nmse(case.run(CudaBackend(device, EngineConfig(), name="ptx")), case.expected()) < 1e-11
+    (launch,) = device.launches
+    parts = [array for array in launch.arrays.values() if array.nbytes == 2 * 5 * 8 * 64 * 4]
+    assert [array.store.bytes for array in parts] == [5 * 2 * 64 * 4]  # 5 segments of 2 heads
 
 
 def test_large_scores_do_not_overflow(backend: CudaBackend, rng: np.random.Generator) -> None:

@@ -8,7 +8,8 @@ Arrays (flat)
     qkv           float32 [num_tokens, (H + 2 KV) D], only q is read
     k, v          the cache [B, KV, block_size, D] as uint32 words: one float32 or two halves each
     cu_seqlens_q  int32 [S + 1], context_lens int32 [S], block_tables int32 [S, max_blocks]
-    partials      float32 [num_splits, num_tokens, H, D] and stats float32 [num_splits, num_tokens, H, 2] if split
+    partials      float32 [S, KV, num_splits, split_rows, D] and stats float32 [S, KV, num_splits, split_rows, 2]
+    arrivals      uint32 [S, KV, split_rows / 8], zero before and after
 
 A block of 128 threads serves one KV head of one sequence and 8 *rows*: (query token, query head) pairs of that KV head.
 In decode those are all the query heads that share it, so keys and values are read once; in prefill, the heads of
@@ -22,9 +23,12 @@ The context is taken in *segments* of 256 tokens, counted from position 0:
      warps through shared memory.
 A segment's (maximum, sum, weighted values) is merged into what came before by log-sum-exp.
 
-Without a split a block walks all segments its rows see. With one (decode of contexts over 256 tokens) each segment is a
-block of its own, writes its part, and ``attention_merge`` merges them, in the same order by the same arithmetic. So a
-row's result is the same bits in prefill, decode and any batch, and segments that a row does not see change nothing.
+A block walks all segments its rows see. Where a sequence has few rows (decode) and contexts exceed a segment, each
+segment is a block of its own instead, which writes its part and counts itself in; the one that comes last merges the
+parts, in the order of the segments by the same arithmetic. So a row's result is the same bits in prefill, decode and
+any batch, whatever the order in which blocks arrive, and segments that a row does not see change nothing. Which of the
+two it is goes by sequence: one that decodes beside another's prefill is split as well. Blocks of a grid larger than the
+context needs leave at once and are not waited for.
 
 Shared memory: scores and probabilities [256 tokens, 8 rows], so that a token's 8 probabilities are two 128-bit
 broadcasts; the 4 warps' values [4, 8 rows, D], quad n of a row stored at n ^ (n / 8 % 2) against bank conflicts; the
@@ -56,6 +60,7 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
     store_quad,
 )
 from numba_engine.backends.cuda.kernels.reductions import FULL_WARP
+from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
 
 THREADS = 128
 WARPS = THREADS // 32
@@ -64,8 +69,9 @@ SEGMENT = 256
 """Tokens of a segment. A constant of the arithmetic: it fixes the order of summation."""
 LOADS = 4
 """Keys (values) a lane has in flight."""
-MERGE_THREADS = 64  # a quad each
-MAX_HEAD_DIM = 4 * MERGE_THREADS
+MERGE_LOADS = 8
+"""Segments whose parts the last block has in flight."""
+MAX_HEAD_DIM = 256
 UNLIMITED = 2**31 - 1
 """A window no context fills."""
 LOG2_E = 1.4426950408889634
@@ -88,8 +94,10 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
     num_scores, num_values = SEGMENT * ROWS, WARPS * ROWS * head_dim
     num_row_partials = WARPS * ROWS
     result_words = ROWS * head_dim
+    num_parts = 4 * MERGE_LOADS
     infinity = float("inf")
 
+    @unroll
     def attention(  # type: ignore[no-untyped-def]
         out,
         qkv,
@@ -100,7 +108,7 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
         block_tables,
         partials,
         stats,
-        num_tokens,
+        arrivals,
         num_heads,
         num_kv_heads,
         group_size,
@@ -108,6 +116,7 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
         max_blocks,
         window,
         num_splits,
+        split_rows,
         scale,
     ):
         scores = cuda.shared.array(num_scores, float32, 16)  # [token, row]
@@ -115,6 +124,7 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
         row_maxima = cuda.shared.array(num_row_partials, float32)  # [warp, row]
         row_sums = cuda.shared.array(num_row_partials, float32)  # [warp, row]
         blocks = cuda.shared.array(32, uint32)
+        arrived = cuda.shared.array(1, uint32)
         q = cuda.local.array(num_q, float32)
         words = cuda.local.array(num_words, uint32)
         dots = cuda.local.array(ROWS, float32)
@@ -122,15 +132,21 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
         own = cuda.local.array(num_own, float32)
         own_maximum = cuda.local.array(quads, float32)
         own_sum = cuda.local.array(quads, float32)
+        part_maxima = cuda.local.array(MERGE_LOADS, float32)
+        part_sums = cuda.local.array(MERGE_LOADS, float32)
+        part_values = cuda.local.array(num_parts, float32)
 
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread & uint32(31)), uint32(thread >> uint32(5))
         c, part = uint32(lane & uint32(lanes - 1)), uint32(lane // uint32(lanes))
-        tile = uint32(uint32(cuda.blockIdx.x) // num_splits)
-        split = uint32(uint32(cuda.blockIdx.x) - tile * num_splits)
         kv_head, sequence = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
         first_token = uint32(cu_seqlens_q[sequence])
         num_rows = uint32(uint32(uint32(cu_seqlens_q[sequence + 1]) - first_token) * group_size)
+        tile, split = uint32(cuda.blockIdx.x), uint32(0)
+        is_split = num_splits > uint32(1) and num_rows <= split_rows
+        if is_split:
+            tile = uint32(uint32(cuda.blockIdx.x) // num_splits)
+            split = uint32(uint32(cuda.blockIdx.x) - tile * num_splits)
         if uint32(tile * uint32(ROWS)) >= num_rows:
             return
         context = uint32(context_lens[sequence])
@@ -149,11 +165,13 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
             own[i] = float32(0)
 
         first_segment, last_segment = uint32(begin // uint32(SEGMENT)), uint32((end - uint32(1)) // uint32(SEGMENT))
-        if num_splits > uint32(1):
-            first_segment = max(first_segment, split)
-            last_segment = min(last_segment, split)
-        segment = first_segment
-        while segment <= last_segment:
+        segment, stop = first_segment, last_segment
+        if is_split:
+            if split < first_segment or split > last_segment:
+                return
+            segment, stop = split, split
+            is_split = first_segment < last_segment
+        while segment <= stop:
             base = uint32(segment * uint32(SEGMENT))
             count = min(uint32(SEGMENT), uint32(end - base))
 
@@ -352,6 +370,54 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                             own[4 * m + i] = fma(value, new_weight, float32(own[4 * m + i] * old_weight))
             segment = uint32(segment + uint32(1))
 
+        if is_split:
+            parts = uint32(uint32(sequence * num_kv_heads + kv_head) * num_splits)
+            for m in range(quads):
+                quad_index = uint32(thread + uint32(m * THREADS))
+                r = uint32(quad_index // uint32(row_quads))
+                row = uint32(first_row + r)
+                if r < uint32(ROWS) and row <= last_row:
+                    n = uint32(quad_index - r * uint32(row_quads))
+                    place = uint32(uint32(parts + split) * split_rows + row)
+                    quad = (own[4 * m], own[4 * m + 1], own[4 * m + 2], own[4 * m + 3])
+                    store_quad(partials, uint32(place * uint32(head_dim) + n * uint32(4)), quad)
+                    if n == uint32(0):
+                        stats[uint32(place * uint32(2))] = own_maximum[m]
+                        stats[uint32(place * uint32(2) + uint32(1))] = own_sum[m]
+            counter = uint32(uint32(sequence * num_kv_heads + kv_head) * (split_rows // uint32(ROWS)) + tile)
+            if not is_last_to_arrive(arrivals, counter, uint32(last_segment - first_segment + uint32(1)), arrived):
+                return
+            for m in static_range(quads):
+                quad_index = uint32(thread + uint32(m * THREADS))
+                r = uint32(quad_index // uint32(row_quads))
+                row = min(uint32(first_row + r), last_row)
+                n = uint32(quad_index - r * uint32(row_quads))
+                maximum, total = float32(-infinity), float32(0)
+                own[4 * m] = own[4 * m + 1] = own[4 * m + 2] = own[4 * m + 3] = float32(0)
+                segment = first_segment
+                while segment <= last_segment:
+                    for u in range(MERGE_LOADS):
+                        part = uint32(parts + min(uint32(segment + uint32(u)), last_segment))
+                        place = uint32(part * split_rows + row)
+                        part_maxima[u] = stats[uint32(place * uint32(2))]
+                        part_sums[u] = stats[uint32(place * uint32(2) + uint32(1))]
+                        quad = load_quad(partials, uint32(place * uint32(head_dim) + n * uint32(4)))
+                        for i in range(4):
+                            part_values[4 * u + i] = quad[i]
+                    for u in range(MERGE_LOADS):
+                        if uint32(segment + uint32(u)) <= last_segment and part_sums[u] > float32(0):
+                            new_maximum = max(maximum, part_maxima[u])
+                            old_weight = exp2(float32(maximum - new_maximum))
+                            new_weight = exp2(float32(part_maxima[u] - new_maximum))
+                            maximum = new_maximum
+                            total = fma(part_sums[u], new_weight, float32(total * old_weight))
+                            for i in range(4):
+                                own[4 * m + i] = fma(
+                                    part_values[4 * u + i], new_weight, float32(own[4 * m + i] * old_weight)
+                                )
+                    segment = uint32(segment + uint32(MERGE_LOADS))
+                own_sum[m] = total
+
         for m in range(quads):
             quad_index = uint32(thread + uint32(m * THREADS))
             r = uint32(quad_index // uint32(row_quads))
@@ -361,68 +427,45 @@ def attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                 head = uint32(kv_head * group_size + (row - token * group_size))
                 place = uint32((first_token + token) * num_heads + head)
                 n = uint32(quad_index - r * uint32(row_quads))
-                if num_splits > uint32(1):
-                    place = uint32(split * num_tokens * num_heads + place)
-                    quad = (own[4 * m], own[4 * m + 1], own[4 * m + 2], own[4 * m + 3])
-                    store_quad(partials, uint32(place * uint32(head_dim) + n * uint32(4)), quad)
-                    if n == uint32(0):
-                        stats[uint32(place * uint32(2))] = own_maximum[m]
-                        stats[uint32(place * uint32(2) + uint32(1))] = own_sum[m]
-                else:
-                    quad = (
-                        divide(own[4 * m], own_sum[m]),
-                        divide(own[4 * m + 1], own_sum[m]),
-                        divide(own[4 * m + 2], own_sum[m]),
-                        divide(own[4 * m + 3], own_sum[m]),
-                    )
-                    store_quad(out, uint32(place * uint32(head_dim) + n * uint32(4)), quad)
+                quad = (
+                    divide(own[4 * m], own_sum[m]),
+                    divide(own[4 * m + 1], own_sum[m]),
+                    divide(own[4 * m + 2], own_sum[m]),
+                    divide(own[4 * m + 3], own_sum[m]),
+                )
+                store_quad(out, uint32(place * uint32(head_dim) + n * uint32(4)), quad)
 
     arguments = (float32[::1], float32[::1], uint32[::1], uint32[::1], int32[::1], int32[::1], int32[::1])
     return Kernel(
         f"attention_d{head_dim}_{'f16' if is_half else 'f32'}",
         attention,
-        (*arguments, float32[::1], float32[::1], *[uint32] * 8, float32),
+        (*arguments, float32[::1], float32[::1], uint32[::1], *[uint32] * 8, float32),
         THREADS,
     )
 
 
-@cache
-def attention_merge_kernel() -> Kernel:
-    """A thread a quad of a (token, head); splits are merged in order, as ``attention`` merges segments."""
-    infinity = float("inf")
+@cuda.jit(device=True, inline="always")
+def is_last_to_arrive(arrivals, counter, expected, arrived):  # type: ignore[no-untyped-def]
+    """Count this block in, with all it has written; the last of ``expected`` sees what the others wrote.
 
-    def attention_merge(out, partials, stats, num_rows, num_splits, head_dim):  # type: ignore[no-untyped-def]
-        row, quad = uint32(cuda.blockIdx.x), uint32(uint32(cuda.threadIdx.x) * uint32(4))
-        if quad >= head_dim:
-            return
-        maximum, total = float32(-infinity), float32(0)
-        a = b = c = d = float32(0)
-        split = uint32(0)
-        while split < num_splits:
-            place = uint32(split * num_rows + row)
-            part_maximum, part_total = stats[uint32(place * uint32(2))], stats[uint32(place * uint32(2) + uint32(1))]
-            if part_total > float32(0):
-                part = load_quad(partials, uint32(place * head_dim + quad))
-                new_maximum = max(maximum, part_maximum)
-                old_weight = exp2(float32(maximum - new_maximum))
-                new_weight = exp2(float32(part_maximum - new_maximum))
-                maximum = new_maximum
-                total = fma(part_total, new_weight, float32(total * old_weight))
-                a = fma(part[0], new_weight, float32(a * old_weight))
-                b = fma(part[1], new_weight, float32(b * old_weight))
-                c = fma(part[2], new_weight, float32(c * old_weight))
-                d = fma(part[3], new_weight, float32(d * old_weight))
-            split = uint32(split + uint32(1))
-        result = (divide(a, total), divide(b, total), divide(c, total), divide(d, total))
-        store_quad(out, uint32(row * head_dim + quad), result)
-
-    arguments = (float32[::1], float32[::1], float32[::1], uint32, uint32, uint32)
-    return Kernel("attention_merge", attention_merge, arguments, MERGE_THREADS)
+    It puts the counter back to zero for the next launch. ``arrived`` is one shared word. ("Memory Fence Functions",
+    CUDA C++ Programming Guide.)
+    """
+    cuda.threadfence()
+    cuda.syncthreads()
+    if uint32(cuda.threadIdx.x) == uint32(0):
+        count = uint32(cuda.atomic.add(arrivals, counter, uint32(1)) + uint32(1))
+        if count == expected:
+            arrivals[counter] = uint32(0)
+        arrived[0] = count
+    cuda.syncthreads()
+    cuda.threadfence()
+    return uint32(arrived[0]) == expected
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """The part of a batch that attention reads."""
+    """The part of a batch that attention reads. The two maxima may be larger than the truth."""
 
     cu_seqlens_q: DeviceArray
     context_lens: DeviceArray
@@ -432,9 +475,36 @@ class Sequences:
     max_context_len: int
 
 
-def num_splits(sequences: Sequences) -> int:
-    """Segments are blocks of their own in decode; a prefill has blocks enough without."""
-    return -(-sequences.max_context_len // SEGMENT) if sequences.max_query_len == 1 else 1
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How a step's contexts are split: the sizes of its scratch arrays."""
+
+    num_splits: int
+    """Segments of the longest context."""
+    rows: int
+    """Rows (query tokens × heads of a KV head) that a sequence may have and be split, in whole tiles."""
+    num_parts: int
+    """Rows of ``partials`` [num_parts, D] and ``stats`` [num_parts, 2]."""
+    num_counters: int
+
+
+def splits_of(sequences: Sequences, shape: AttentionShape) -> Splits:
+    """Every sequence that decodes is split, and every one with as few rows."""
+    num_splits = -(-sequences.max_context_len // SEGMENT)
+    if num_splits == 1:
+        return Splits(1, 0, 1, 1)
+    rows = -(-shape.num_heads // shape.num_kv_heads // ROWS) * ROWS
+    tiles = sequences.num_seqs * shape.num_kv_heads * (rows // ROWS)
+    return Splits(num_splits, rows, tiles * num_splits * ROWS, tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Arrays of the sizes that ``splits_of`` says. ``arrivals`` (uint32) holds zeros before and after."""
+
+    partials: DeviceArray
+    stats: DeviceArray
+    arrivals: DeviceArray
 
 
 def attention(
@@ -444,28 +514,19 @@ def attention(
     k_cache: DeviceArray,
     v_cache: DeviceArray,
     sequences: Sequences,
-    partials: DeviceArray,
-    stats: DeviceArray,
+    scratch: Scratch,
     shape: AttentionShape,
 ) -> None:
-    """``partials`` and ``stats`` are scratch for ``num_splits(sequences)`` splits; anything if that is 1."""
-    num_tokens, block_size = out.shape[0], k_cache.shape[2]
-    group_size, splits = shape.num_heads // shape.num_kv_heads, num_splits(sequences)
+    block_size = k_cache.shape[2]
+    group_size, splits = shape.num_heads // shape.num_kv_heads, splits_of(sequences, shape)
     tiles = -(-sequences.max_query_len * group_size // ROWS)
+    split_tiles = min(tiles, splits.rows // ROWS)
     kernel = attention_kernel(shape.head_dim, k_cache.dtype == np.float16)
     words = [k_cache.view(np.uint32), v_cache.view(np.uint32)]
     arrays = [out, qkv, *words, sequences.cu_seqlens_q, sequences.context_lens, sequences.block_tables]
-    sizes = [num_tokens, shape.num_heads, shape.num_kv_heads, group_size, block_size.bit_length() - 1]
+    arrays += [scratch.partials, scratch.stats, scratch.arrivals]
+    sizes = [shape.num_heads, shape.num_kv_heads, group_size, block_size.bit_length() - 1]
     window = UNLIMITED if shape.sliding_window is None else shape.sliding_window
-    device.launch(
-        kernel,
-        (tiles * splits, shape.num_kv_heads, sequences.num_seqs),
-        [*map(flat, [*arrays, partials, stats]), *sizes, sequences.block_tables.shape[1], window, splits, shape.scale],
-    )
-    if splits > 1:
-        num_rows = num_tokens * shape.num_heads
-        device.launch(
-            attention_merge_kernel(),
-            num_rows,
-            [flat(out), flat(partials), flat(stats), num_rows, splits, shape.head_dim],
-        )
+    sizes += [sequences.block_tables.shape[1], window, splits.num_splits, splits.rows]
+    grid = max(tiles, split_tiles * splits.num_splits), shape.num_kv_heads, sequences.num_seqs
+    device.launch(kernel, grid, [*map(flat, arrays), *sizes, shape.scale])
