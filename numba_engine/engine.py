@@ -13,16 +13,18 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 
 from numba_engine.backends import create_backend
 from numba_engine.backends.base import Backend, Sampled
+from numba_engine.backends.instruments import TimeSource
 from numba_engine.checkpoint import Progress, open_checkpoint
 from numba_engine.config import EngineConfig
 from numba_engine.counters import Counters
 from numba_engine.errors import FieldViolation, InvalidRequestError, QueueFullError
 from numba_engine.execution.kv_cache import KVCacheSize, allocate_kv_cache, kv_cache_size
-from numba_engine.execution.model_runner import ModelRunner
+from numba_engine.execution.model_runner import LaunchedStep, ModelRunner
 from numba_engine.model.config import ModelConfig, default_sampling
 from numba_engine.model.decoder import Decoder, attention_shape
 from numba_engine.model.rope import build_rope_table
@@ -30,13 +32,15 @@ from numba_engine.model.weights import ModelWeights, load_weights
 from numba_engine.outputs import Completion, EngineStats, FinishReason, ModelInfo, PositionLogprobs, RequestOutput
 from numba_engine.profiling.memory import process_bytes
 from numba_engine.profiling.peaks import peaks_of
+from numba_engine.profiling.planned_model import PlannedModel
+from numba_engine.profiling.planned_transformer import transformer_from_checkpoint
 from numba_engine.profiling.recorder import Recorder, summarize
 from numba_engine.profiling.report import MemoryUse, Peaks, ProfileSummary, StepProfile
 from numba_engine.request import Request, position_logprobs
 from numba_engine.sampling_params import SamplingParams
 from numba_engine.scheduling import sequence as scheduling
 from numba_engine.scheduling.block_manager import BlockManager
-from numba_engine.scheduling.scheduler import ScheduledStep, Scheduler
+from numba_engine.scheduling.scheduler import ScheduledSequence, ScheduledStep, Scheduler
 from numba_engine.text.tokenizer import Tokenizer, load_tokenizer
 
 Prompt = str | Sequence[int]
@@ -70,6 +74,7 @@ class LLM:
             tokenizer = load_tokenizer(checkpoint)
             default_params = SamplingParams(**(default_sampling(checkpoint) or _USUAL_SAMPLING))
             weights = load_weights(checkpoint, model_config, backend, progress)
+            planned_model = transformer_from_checkpoint(checkpoint)
         cache = kv_cache_size(model_config, config, backend)
         decoder = Decoder(
             weights, build_rope_table(model_config, cache.max_model_len, backend), attention_shape(model_config)
@@ -79,6 +84,10 @@ class LLM:
         self.default_sampling = default_params
         """For what a request leaves open: as the model's makers recommend, else the usual mild truncation."""
         self.model_info = _model_info(checkpoint.name, model_config, weights, backend, tokenizer, cache)
+        self.planned_model: PlannedModel = planned_model
+        """The same model as the roofline planner takes it."""
+        self.weight_bytes_per_token = weights.bytes_per_token
+        """What a decode step of one sequence reads, by kind of weight."""
         self._config = config
         self._backend = backend
         self._recorder: Recorder | None = None
@@ -87,12 +96,14 @@ class LLM:
         self._last_step_profile: StepProfile | None = None
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(model_config.eos_token_ids)
-        self._runner = ModelRunner(model_config, decoder, kv_cache, config, backend)
+        self._runner = ModelRunner(model_config, decoder, kv_cache, config, backend, cache.max_model_len)
         self._scheduler = Scheduler(
             BlockManager(cache.num_blocks, config.block_size, prefix_caching=config.prefix_caching),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
+        self._ahead: LaunchedStep | None = None
+        """A step that was launched before the tokens of the one before it were read."""
         self._requests: dict[str, Request] = {}
         self._inboxes: dict[str, list[RequestOutput]] = {}
         """Where the outputs of requests of ``stream`` and ``generate`` go."""
@@ -217,6 +228,7 @@ class LLM:
         greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         sampled = SamplingParams(top_k=5, top_p=0.9, min_p=0.1, logprobs=1, max_tokens=2, ignore_eos=True)
         self.generate(prompts, [greedy, sampled])
+        self._runner.warm_up()
         self.start_profile(fusion=False)  # the textbook ops have kernels of their own
         self.generate(prompts, [greedy, sampled])
         self._stop_recording()
@@ -282,6 +294,8 @@ class LLM:
         summary can tell what looking costs. A ``recorder`` that looks closer says more in each ``StepProfile``.
         """
         assert self._recorder is None, "one profile at a time"
+        with self._sole_thread():
+            self._route(self._complete_ahead())
         self._recorder = recorder(
             self._backend,
             fusion=fusion and self._config.fusion,
@@ -290,6 +304,12 @@ class LLM:
         )
         self._profiled_steps = []
         self._most_kv_blocks = 0
+
+    @property
+    def time_source(self) -> TimeSource:
+        """How the profile that is on takes the times of ops."""
+        assert self._recorder is not None, "start_profile first"
+        return self._recorder.time_source
 
     def take_step_profile(self) -> StepProfile | None:
         """What the last ``step`` did; None if it did nothing or no profile is on."""
@@ -312,16 +332,44 @@ class LLM:
     def _step(self) -> list[RequestOutput]:
         with self._sole_thread():
             started_s = time.monotonic()
-            late = [self._finish(r, FinishReason.TIME_LIMIT) for r in self._late_requests(started_s)]
-            step = self._scheduler.schedule(started_s)
-            if not step:
-                return late
-            sampled = self._runner.execute(step, self._ops_for(step))
-            self._scheduler.commit(step)
-            outputs = late + self._emit(step, sampled)
-            self._record(step, started_s)
+            outputs = [self._finish(r, FinishReason.TIME_LIMIT) for r in self._late_requests(started_s)]
+            launched = self._ahead or self._launch(started_s)
+            if launched is None:
+                return outputs
+            self._ahead = self._launch_ahead_of(launched)
+            outputs += self._complete(launched)
+            self._record(launched.step, started_s)
             self._counters.count_step(time.monotonic() - started_s)
             return outputs
+
+    def _launch(self, now_s: float) -> LaunchedStep | None:
+        step = self._scheduler.schedule(now_s)
+        return self._runner.launch(step, self._ops_for(step)) if step else None
+
+    def _launch_ahead_of(self, launched: LaunchedStep) -> LaunchedStep | None:
+        """The next step, if it is the same once more whatever tokens this one draws; so the device need not wait until
+        the host has read them. A request that turns out to have ended has a row in it that counts for nothing."""
+        if not launched.is_repeatable or self._recorder is not None:
+            return None
+        goes_on = all(
+            request.goes_on(num_unseen=1) for request in map(self._request_of, launched.step) if request is not None
+        )
+        return self._runner.launch_again(launched) if goes_on and self._scheduler.repeat(launched.step) else None
+
+    def _complete(self, launched: LaunchedStep) -> list[RequestOutput]:
+        sampled = launched.wait()
+        self._scheduler.commit(launched.step)
+        return self._emit(launched.step, sampled)
+
+    def _complete_ahead(self) -> list[RequestOutput]:
+        """Be done with the step that was launched ahead, if one was."""
+        launched, self._ahead = self._ahead, None
+        return self._complete(launched) if launched is not None else []
+
+    def _request_of(self, scheduled: ScheduledSequence) -> Request | None:
+        """The request whose sequence it is; None if that has ended since the step was launched."""
+        request = self._requests.get(scheduled.sequence.request_id)
+        return request if request is not None and request.sequence is scheduled.sequence else None
 
     def _ops_for(self, step: ScheduledStep) -> Backend:
         if self._recorder is None:
@@ -385,7 +433,9 @@ class LLM:
         now_s = time.monotonic()
         outputs = []
         for row, scheduled in enumerate(scheduled for scheduled in step if scheduled.wants_token):
-            request = self._requests[scheduled.sequence.request_id]
+            request = self._request_of(scheduled)
+            if request is None:
+                continue
             logprobs = self._logprobs_of_row(sampled, row, scheduled.sequence.params.logprobs)
             output = request.push(int(sampled.token_ids[row]), logprobs, now_s)
             if output.finished:
@@ -412,6 +462,8 @@ class LLM:
 
     def _forget(self, request: Request, last_output: RequestOutput) -> None:
         self._scheduler.remove(request.sequence)
+        if not self._scheduler.running:
+            self._ahead = None  # nobody waits for it
         del self._requests[request.sequence.request_id]
         self._counters.count_finished(last_output)
 
@@ -429,7 +481,7 @@ class LLM:
             num_seqs=len(step),
             time_s=time.monotonic() - started_s,
         )
-        self._profiled_steps.append(self._last_step_profile)
+        self._profiled_steps.append(replace(self._last_step_profile, timeline=()))  # nothing is summed up from it
 
 
 _ids = itertools.count()

@@ -36,6 +36,10 @@ class Request:
     def is_late(self, now_s: float) -> bool:
         return self._deadline_s is not None and now_s >= self._deadline_s
 
+    def goes_on(self, num_unseen: int) -> bool:
+        """Whether it will want another token after so many more, whatever they are, unless one of them ends it."""
+        return self._count_reached(num_unseen) is None
+
     def push(self, token_id: int, logprobs: PositionLogprobs | None, now_s: float) -> RequestOutput:
         """Append a sampled token; the text it completes and, if it ends the request, why."""
         self.sequence.token_ids.append(token_id)
@@ -63,12 +67,14 @@ class Request:
         return self._last_output(reason, now_s, (), None)
 
     def _limit_reached(self, now_s: float) -> FinishReason | None:
+        return self._count_reached() or (FinishReason.TIME_LIMIT if self.is_late(now_s) else None)
+
+    def _count_reached(self, num_unseen: int = 0) -> FinishReason | None:
+        """The limit that the tokens reach together with so many more."""
         max_tokens = self.sequence.params.max_tokens
-        if max_tokens is not None and self.sequence.num_output_tokens >= max_tokens:
+        if max_tokens is not None and self.sequence.num_output_tokens + num_unseen >= max_tokens:
             return FinishReason.MAX_TOKENS
-        if len(self.sequence) >= self._max_len:
-            return FinishReason.CONTEXT_FULL
-        return FinishReason.TIME_LIMIT if self.is_late(now_s) else None
+        return FinishReason.CONTEXT_FULL if len(self.sequence) + num_unseen >= self._max_len else None
 
     def _last_output(
         self,

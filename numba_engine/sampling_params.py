@@ -58,6 +58,11 @@ class SamplingParams:
     time_limit_s: float | None = None
     """End with finish reason TIME_LIMIT after this many seconds since arrival, keeping what was generated."""
 
+    @property
+    def has_penalties(self) -> bool:
+        """A penalty that is not neutral: the tokens so far change the logits."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
     def __post_init__(self) -> None:
         bad: list[FieldViolation] = []
 

@@ -69,7 +69,7 @@ def build_sampling_batch(sequences: Seq[Sequence], backend: Backend) -> Sampling
     def column(name: str, dtype: type[np.generic]) -> np.ndarray:
         return backend.upload(np.array([getattr(p, name) for p in params], dtype=dtype))  # type: ignore[return-value]
 
-    histories = [sequence.token_ids if _has_penalties(sequence) else [] for sequence in sequences]
+    histories = [sequence.token_ids if sequence.params.has_penalties else [] for sequence in sequences]
     return SamplingBatch(
         temperature=column("temperature", np.float32),
         top_k=column("top_k", np.int32),
@@ -83,7 +83,7 @@ def build_sampling_batch(sequences: Seq[Sequence], backend: Backend) -> Sampling
         history_offsets=backend.upload(_offsets(histories)),
         history=backend.upload(_concatenated(histories, np.int32)),
         history_prompt_lens=backend.upload(
-            np.array([s.num_prompt_tokens if _has_penalties(s) else 0 for s in sequences], dtype=np.int32)
+            np.array([s.num_prompt_tokens if s.params.has_penalties else 0 for s in sequences], dtype=np.int32)
         ),
         bias_offsets=backend.upload(_offsets([p.logit_bias for p in params])),
         bias_token_ids=backend.upload(_concatenated([list(p.logit_bias) for p in params], np.int32)),
@@ -91,11 +91,6 @@ def build_sampling_batch(sequences: Seq[Sequence], backend: Backend) -> Sampling
         num_logits=len(sequences),
         num_top_logprobs=max(-1 if p.logprobs is None else p.logprobs for p in params),
     )
-
-
-def _has_penalties(sequence: Sequence) -> bool:
-    p = sequence.params
-    return p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0
 
 
 def _offsets(lists: Iterable[Seq[int] | object]) -> np.ndarray:

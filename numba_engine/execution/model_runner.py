@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from numba_engine.backends.base import Backend, KVCacheLayer, Sampled
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numba_engine.backends.base import Array, Backend, Batch, KVCacheLayer, Sampled
+from numba_engine.backends.replay import Pending, ReplayBackend
 from numba_engine.config import EngineConfig
 from numba_engine.execution.batch import build_batch, build_sampling_batch
+from numba_engine.execution.decode_graphs import DecodeGraphs
 from numba_engine.model.activations import Activations
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.decoder import Decoder
 from numba_engine.scheduling.scheduler import ScheduledStep
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that is done, or will be without any further doing."""
+
+    step: ScheduledStep
+    wait: Callable[[], Sampled | None]
+    """A token for each of the step's sequences that wants one, in the step's order; None if none does."""
+    is_repeatable: bool
+    """``ModelRunner.launch_again`` can run the next step before this one's tokens are seen."""
+
+
 class ModelRunner:
-    """Owns the decoder, the KV cache arrays and the activation buffers."""
+    """Owns the decoder, the KV cache arrays, the activation buffers and the recorded steps."""
 
     def __init__(
         self,
@@ -21,19 +37,61 @@ class ModelRunner:
         kv_cache: tuple[KVCacheLayer, ...],
         config: EngineConfig,
         backend: Backend,
+        max_model_len: int,
     ) -> None:
+        self._backend = backend
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._block_size = config.block_size
         max_logits = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._activations = Activations.allocate(model, config.max_num_batched_tokens, max_logits, backend)
+        self._graphs: DecodeGraphs | None = None
+        if config.graph and isinstance(backend, ReplayBackend):
+            self._graphs = DecodeGraphs(
+                backend,
+                lambda batch: self._forward(batch, backend),
+                max_rows=max_logits,
+                max_blocks=-(-max_model_len // config.block_size),
+                block_size=config.block_size,
+            )
 
-    def execute(self, step: ScheduledStep, ops: Backend) -> Sampled | None:
-        """Run the step; a token for each of its sequences that wants one, in the step's order. None if none does."""
+    def launch(self, step: ScheduledStep, ops: Backend) -> LaunchedStep:
+        """Run the step with these ops: the backend, or what stands in its place and wants each op to itself.
+
+        Where the backend can replay and the step is one for that, it goes on running after the call.
+        """
+        if self._graphs is not None and ops is self._backend and self._graphs.takes(step):
+            return _replayed(step, self._graphs.launch(step))
+        sampled = self._execute(step, ops)
+        return LaunchedStep(step, lambda: sampled, is_repeatable=False)
+
+    def launch_again(self, launched: LaunchedStep) -> LaunchedStep:
+        """Run the next step of the same sequences. The step must be the last one launched."""
+        assert launched.is_repeatable
+        assert self._graphs is not None
+        return _replayed(launched.step, self._graphs.launch_again())
+
+    def warm_up(self) -> None:
+        """Record what can be recorded."""
+        if self._graphs is not None:
+            self._graphs.record_all()
+
+    def _execute(self, step: ScheduledStep, ops: Backend) -> Sampled | None:
         batch = build_batch(step, self._block_size, ops)
-        activations = self._activations.rows(batch.num_tokens, batch.num_logits)
-        self._decoder.forward(ops, batch, self._kv_cache, activations)
+        logits = self._forward(batch, ops)
         if batch.num_logits == 0:
             return None
         drawing = [scheduled.sequence for scheduled in step if scheduled.wants_token]
-        return ops.sample(activations.logits, build_sampling_batch(drawing, ops))
+        return ops.sample(logits, build_sampling_batch(drawing, ops))
+
+    def _forward(self, batch: Batch, ops: Backend) -> Array:
+        activations = self._activations.rows(batch.num_tokens, batch.num_logits)
+        self._decoder.forward(ops, batch, self._kv_cache, activations)
+        return activations.logits
+
+
+def _replayed(step: ScheduledStep, drawn: Pending) -> LaunchedStep:
+    def wait() -> Sampled:
+        return Sampled(drawn.wait()[: len(step)], None, None, None)
+
+    return LaunchedStep(step, wait, is_repeatable=True)

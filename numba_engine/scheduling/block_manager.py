@@ -46,9 +46,10 @@ class BlockManager:
         sequence.num_computed_tokens = len(cached) * self.block_size
         return True
 
-    def grow(self, sequence: Sequence) -> bool:
-        """Make room for the sequence's last token; False if a block is needed and none is free."""
-        if self.blocks_for(len(sequence)) <= len(sequence.block_table):
+    def grow(self, sequence: Sequence, num_unseen: int = 0) -> bool:
+        """Make room for the sequence's last token, and for so many that are to come; False if a block is needed and
+        none is free."""
+        if self.blocks_for(len(sequence) + num_unseen) <= len(sequence.block_table):
             return True
         if not self._free:
             return False

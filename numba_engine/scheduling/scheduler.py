@@ -56,11 +56,25 @@ class Scheduler:
         assert step or not (self.running or self.waiting), "a lone sequence always fits: max_model_len is checked"
         return step
 
+    def repeat(self, step: ScheduledStep) -> bool:
+        """Make room for the step to be taken once more before the tokens it draws are known.
+
+        False if the next step may be another one: with others in it, or with fewer because of a want of blocks.
+        """
+        sequences = [scheduled.sequence for scheduled in step if scheduled.is_decode]
+        is_full = len(self.running) == self._max_num_seqs
+        return (
+            sequences == self.running
+            and (is_full or not self.waiting)
+            and all(self.blocks.grow(sequence, num_unseen=1) for sequence in sequences)
+        )
+
     def commit(self, step: ScheduledStep) -> None:
-        """The step's keys and values are in the cache now."""
+        """The step's keys and values are in the cache now. Sequences that left meanwhile have no more part in it."""
         for scheduled in step:
-            scheduled.sequence.num_computed_tokens += scheduled.num_new_tokens
-            self.blocks.publish(scheduled.sequence)
+            if scheduled.sequence.is_running:
+                scheduled.sequence.num_computed_tokens += scheduled.num_new_tokens
+                self.blocks.publish(scheduled.sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished or aborted sequence and free its blocks."""

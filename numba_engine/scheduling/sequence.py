@@ -52,6 +52,10 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def is_running(self) -> bool:
+        return bool(self.block_table)
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 from numba_engine.backends.base import (
     Array,
     AttentionShape,
-    Backend,
     Batch,
     KVCacheLayer,
     RopeTable,
@@ -24,6 +24,7 @@ from numba_engine.backends.base import (
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.device import Device, DeviceArray
 from numba_engine.backends.cuda.kernels import sample as sampling_kernels
+from numba_engine.backends.cuda.kernels.advance import AdvancedArrays, advance
 from numba_engine.backends.cuda.kernels.attention import MAX_HEAD_DIM, Scratch, Sequences, attention, splits_of
 from numba_engine.backends.cuda.kernels.embedding import embedding
 from numba_engine.backends.cuda.kernels.gather_rows import gather_rows
@@ -36,6 +37,7 @@ from numba_engine.backends.cuda.kernels.rope import rope
 from numba_engine.backends.cuda.kernels.sample import SampleScratch, SamplingArrays
 from numba_engine.backends.cuda.kernels.silu_and_mul import silu_and_mul
 from numba_engine.backends.cuda.kernels.store_kv import store_kv
+from numba_engine.backends.replay import Pending, Recording, ReplayBackend
 from numba_engine.config import EngineConfig
 from numba_engine.errors import BackendUnavailableError
 from numba_engine.storage import StoredTensor
@@ -45,7 +47,7 @@ _READ_BYTES = 1 << 30
 _READ_LONG_ENOUGH_S = 1e-3
 
 
-class CudaBackend(Backend):
+class CudaBackend(ReplayBackend):
     """Runs the textbook ops, one kernel or two each, in order on one stream.
 
     Activations are float32 and quantised weights are multiplied with float32, whatever ``activation_dtype`` says: that
@@ -79,6 +81,12 @@ class CudaBackend(Backend):
     def download(self, array: Array) -> np.ndarray:
         return self.device.download(_on_device(array))
 
+    def write(self, array: Array, host: np.ndarray) -> None:
+        self.device.write(_on_device(array), host)
+
+    def download_later(self, array: Array) -> Pending:
+        return self.device.download_later(_on_device(array))
+
     def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
         in_features = tensors[0].shape[1]
         if in_features % 4:
@@ -95,6 +103,9 @@ class CudaBackend(Backend):
 
     def synchronize(self) -> None:
         self.device.synchronize()
+
+    def record(self) -> AbstractContextManager[Recording]:
+        return self.device.record()
 
     def free_memory_bytes(self) -> int:
         return self.device.memory_info().free_bytes
@@ -205,6 +216,16 @@ class CudaBackend(Backend):
             self.device, logprobs.on_device, token_ids.on_device, on_device, totals.on_device, arrays, scratch
         )
         return Sampled(*map(self.download, (token_ids, logprobs, top_ids, top_logprobs)))
+
+    def draw(self, token_ids: Array, logits: Array, sampling: SamplingBatch) -> None:
+        arrays = _sampling_arrays(sampling)
+        assert not arrays.changes_logits, "penalties and biases are not for draw"
+        sampling_kernels.sample(self.device, _on_device(token_ids), _on_device(logits), arrays)
+
+    def advance(self, batch: Batch, output_index: Array, drawn: Array, block_size: int) -> None:
+        moved = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens, output_index)
+        arrays = AdvancedArrays(*map(_on_device, moved))
+        advance(self.device, arrays, _on_device(drawn), _on_device(batch.block_tables), block_size)
 
     def _zero_arrivals(self, count: int) -> DeviceArray:
         """[≥ count] of zeros, kept: the kernel leaves them zero."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,49 @@ class GpuArray:
         return GpuArray(self.owner, self.pointer + start * row_bytes, shape, self.dtype)
 
 
+class CudaRecording:
+    """A CUDA graph, and the memory that its kernels use."""
+
+    def __init__(self, stream: Any) -> None:
+        self.num_launches = 0
+        self._stream = stream
+        self._graph: Any = None
+        self._used: dict[int, Any] = {}  # by address
+        self._spare: dict[int, list[Any]] = {}  # given back while recording, by size in bytes
+
+    def replay(self) -> None:
+        self._graph.launch(self._stream)
+
+    def finish(self, graph: Any) -> None:
+        self._graph = graph
+        self._spare.clear()
+        graph.upload(self._stream)  # else the first launch does it
+
+    def note_launch(self, arguments: Sequence[Any]) -> None:
+        self.num_launches += 1
+        self._used.update((a.owner.ptr, a.owner) for a in arguments if isinstance(a, GpuArray))
+
+    def give_back(self, array: GpuArray) -> None:
+        self._spare.setdefault(array.nbytes, []).append(array.owner)
+
+    def take(self, nbytes: int) -> Any | None:
+        """Memory that what was recorded so far is done with."""
+        spare = self._spare.get(nbytes)
+        return spare.pop() if spare else None
+
+
+class CudaDownload:
+    """A copy into page-locked host memory, and the event that follows it."""
+
+    def __init__(self, host: np.ndarray, event: Any) -> None:
+        self._host = host
+        self._event = event
+
+    def wait(self) -> np.ndarray:
+        self._event.synchronize()
+        return self._host
+
+
 @dataclass(slots=True, eq=False)
 class _LoadedKernel:
     """A function of the driver, and a buffer of 8-byte parameter slots with the table of their addresses."""
@@ -76,7 +120,7 @@ class CudaDevice:
         import cupy
         from cupy.cuda import driver, runtime
 
-        self._runtime, self._driver = runtime, driver
+        self._cuda, self._runtime, self._driver = cupy.cuda, runtime, driver
         self._out_of_memory = cupy.cuda.memory.OutOfMemoryError
         try:
             properties = runtime.getDeviceProperties(0)
@@ -91,6 +135,7 @@ class CudaDevice:
         self.multiprocessors = int(properties["multiProcessorCount"])
         self._pool = cupy.cuda.MemoryPool()
         self._loaded: dict[Kernel, _LoadedKernel] = {}
+        self._recording: CudaRecording | None = None
         self._threads = {threading.get_ident()}
 
     # ---- memory ------------------------------------------------------------------------------------------------------
@@ -100,8 +145,10 @@ class CudaDevice:
         nbytes = math.prod(shape) * kind.itemsize
         self._attach_thread()
         try:
-            with self.stream:  # the pool hands memory out again in this stream's order
-                memory = self._pool.malloc(max(nbytes, 1))
+            memory = self._recording and self._recording.take(nbytes)
+            if memory is None:
+                with self.stream:  # the pool hands memory out again in this stream's order
+                    memory = self._pool.malloc(max(nbytes, 1))
         except self._out_of_memory as error:
             info = self.memory_info()
             raise OutOfMemoryError(
@@ -119,19 +166,34 @@ class CudaDevice:
     def write(self, array: GpuArray, host: np.ndarray) -> None:
         assert host.shape == array.shape
         assert host.dtype == array.dtype
+        self._not_while_recording("write to an array")
         source = np.ascontiguousarray(host)
         if array.nbytes:  # pageable memory is staged before the call returns, so the host array is free again
             self._runtime.memcpyAsync(array.pointer, source.ctypes.data, array.nbytes, _HOST_TO_DEVICE, self.stream.ptr)
 
     def download(self, array: GpuArray) -> np.ndarray:
+        self._not_while_recording("download an array")
         host = np.empty(array.shape, array.dtype)
         if array.nbytes:
             self._runtime.memcpyAsync(host.ctypes.data, array.pointer, array.nbytes, _DEVICE_TO_HOST, self.stream.ptr)
         self.stream.synchronize()
         return host
 
+    def download_later(self, array: GpuArray) -> CudaDownload:
+        self._not_while_recording("download an array")
+        self._attach_thread()
+        # Dropped before it arrived, the host's memory goes back to its pool; later copies come later in the stream.
+        memory = self._cuda.alloc_pinned_memory(max(array.nbytes, 1))
+        host = np.frombuffer(memory, array.dtype, math.prod(array.shape)).reshape(array.shape)
+        event = self._cuda.Event(disable_timing=True)
+        self._runtime.memcpyAsync(host.ctypes.data, array.pointer, array.nbytes, _DEVICE_TO_HOST, self.stream.ptr)
+        event.record(self.stream)
+        return CudaDownload(host, event)
+
     def free(self, array: GpuArray) -> None:
         """Back to the pool, which hands it out again in the stream's order."""
+        if self._recording is not None:
+            self._recording.give_back(array)
         array.owner = None
 
     def memory_info(self) -> MemoryInfo:
@@ -139,7 +201,12 @@ class CudaDevice:
         return MemoryInfo(free + self._pool.free_bytes(), total)
 
     def synchronize(self) -> None:
+        self._not_while_recording("wait")
         self.stream.synchronize()
+
+    def _not_while_recording(self, what: str) -> None:
+        if self._recording is not None:
+            raise RuntimeError(f"cannot {what} while recording")
 
     # ---- kernels -----------------------------------------------------------------------------------------------------
 
@@ -153,6 +220,8 @@ class CudaDevice:
         cooperative: bool = False,
     ) -> None:
         self._attach_thread()
+        if self._recording is not None:
+            self._recording.note_launch(arguments)
         loaded = self._loaded.get(kernel) or self._load(kernel)
         _fill(loaded.slots, kernel, arguments)
         if shared_bytes > loaded.shared_bytes_allowed:
@@ -169,6 +238,23 @@ class CudaDevice:
             self._driver.launchKernel(
                 loaded.function, x, y, z, kernel.threads, 1, 1, shared_bytes, self.stream.ptr, parameters, 0
             )
+
+    @contextmanager
+    def record(self) -> Iterator[CudaRecording]:
+        assert self._recording is None, "one recording at a time"
+        self._attach_thread()
+        self._recording = recording = CudaRecording(self.stream)
+        self.stream.begin_capture()  # in CuPy's relaxed mode, which lets the pool ask the driver for memory
+        try:
+            yield recording
+        except BaseException:
+            with suppress(self._runtime.CUDARuntimeError):  # the capture may be what failed
+                self.stream.end_capture()
+            raise
+        else:
+            recording.finish(self.stream.end_capture())
+        finally:
+            self._recording = None
 
     def _load(self, kernel: Kernel) -> _LoadedKernel:
         """Machine code from ptxas where there is one: the PTX may be newer than what the driver can parse."""

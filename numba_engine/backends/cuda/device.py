@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
+
+from numba_engine.backends.replay import Pending, Recording
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.compiler import Kernel
@@ -74,6 +77,10 @@ class Device(Protocol):
         """A host copy, once the launches before are done."""
         ...
 
+    def download_later(self, array: Any) -> Pending:
+        """Start a download, in order with the launches, and do not wait for it."""
+        ...
+
     def free(self, array: Any) -> None:
         """Give the memory back, once the launches before are done. The array must not be used again."""
         ...
@@ -92,6 +99,14 @@ class Device(Protocol):
         An argument is a DeviceArray or a number; what the ABI makes of an array is the device's business. The kernel is
         compiled for this device on first use. ``cooperative`` promises that all blocks are resident at once, which
         kernels that wait for one another across blocks need.
+        """
+        ...
+
+    def record(self) -> AbstractContextManager[Recording]:
+        """Note the launches inside the block instead of running them; the recording runs them, as one.
+
+        Their arguments are fixed; the contents of their arrays are those of the time they run. The memory they use
+        lives as long as the recording. Copies and waiting cannot be recorded: inside the block they raise RuntimeError.
         """
         ...
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,6 +111,40 @@ class LoadedKernel:
     symbols: dict[str, int]
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class PtxRecording:
+    """Launches to be executed, and the memory that they use."""
+
+    launches: list[Callable[[], None]] = field(default_factory=list)
+    used: set[Allocation] = field(default_factory=set)
+    spare: list[Allocation] = field(default_factory=list)
+    """Given back while recording: free for what is recorded after."""
+
+    @property
+    def num_launches(self) -> int:
+        return len(self.launches)
+
+    def replay(self) -> None:
+        for launch in self.launches:
+            launch()
+
+    def take(self, nbytes: int) -> Allocation | None:
+        for place, allocation in enumerate(self.spare):
+            if allocation.nbytes == nbytes:
+                return self.spare.pop(place)
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PtxDownload:
+    """A copy that was made at once."""
+
+    host: np.ndarray
+
+    def wait(self) -> np.ndarray:
+        return self.host
+
+
 class PtxDevice:
     """A device that executes PTX in NumPy, checks every access and, on request, counts everything.
 
@@ -139,35 +177,61 @@ class PtxDevice:
         self._loaded: dict[Any, LoadedKernel] = {}
         self._machines: dict[Any, Machine] = {}
         self._unnamed = itertools.count()
+        self._recording: PtxRecording | None = None
+        self._recorded: Counter[Allocation] = Counter()
+        """In how many recordings an allocation is used."""
+        self._unwanted: set[Allocation] = set()
+        """Given back, but used in a recording."""
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def empty(self, shape: tuple[int, ...], dtype: Any, name: str = "") -> PtxArray:
         kind = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        allocation = self.arena.allocate(name or f"array {next(self._unnamed)}", nbytes)
+        allocation = self._recording.take(nbytes) if self._recording else None
+        if allocation is None:
+            allocation = self.arena.allocate(name or f"array {next(self._unnamed)}", nbytes)
         return PtxArray(allocation, tuple(shape), kind)
 
     def upload(self, host: np.ndarray, name: str = "") -> PtxArray:
         array = self.empty(host.shape, host.dtype, name)
-        self.arena.write(array.allocation, host)
+        self.write(array, host)
         return array
 
     def write(self, array: PtxArray, host: np.ndarray) -> None:
         if host.shape != array.shape or host.dtype != array.dtype:
             raise ValueError(f"{host.dtype} {host.shape} written to {array.name}, {array.dtype} {array.shape}")
-        self.arena.write(array.allocation, host)
+        self._not_while_recording("write to an array")
+        self.arena.write(array.allocation, host, array.pointer - array.allocation.start)
 
     def download(self, array: PtxArray) -> np.ndarray:
+        self._not_while_recording("download an array")
         start = array.pointer - array.allocation.start
         data = self.arena.contents(array.allocation)[start : start + array.nbytes]
         return data.view(array.dtype).reshape(array.shape).copy()
 
+    def download_later(self, array: PtxArray) -> PtxDownload:
+        return PtxDownload(self.download(array))
+
     def free(self, array: PtxArray) -> None:
-        self.arena.free(array.allocation)
+        if self._recording is not None:
+            self._recording.spare.append(array.allocation)
+        else:
+            self._give_back(array.allocation)
 
     def synchronize(self) -> None:
         """Launches here are over when they return."""
+        self._not_while_recording("wait")
+
+    def _not_while_recording(self, what: str) -> None:
+        if self._recording is not None:
+            raise RuntimeError(f"cannot {what} while recording")
+
+    def _give_back(self, allocation: Allocation) -> None:
+        if allocation in self._recorded:
+            self._unwanted.add(allocation)
+        else:
+            self.arena.free(allocation)
 
     def memory_info(self) -> MemoryInfo:
         total = self.arena.capacity_bytes
@@ -192,9 +256,40 @@ class PtxDevice:
 
             compiled = compile_kernel(kernel, self.compute_capability)
             self._loaded[kernel] = self.load(compiled.ptx, compiled.entry, kernel.name)
-        self.execute(
-            self._loaded[kernel], grid, kernel.threads, arguments, shared_bytes=shared_bytes, cooperative=cooperative
+        run = partial(
+            self.execute,
+            *(self._loaded[kernel], grid, kernel.threads, tuple(arguments)),
+            shared_bytes=shared_bytes,
+            cooperative=cooperative,
         )
+        if self._recording is None:
+            run()
+        else:
+            self._recording.launches.append(run)
+            self._recording.used.update(a.allocation for a in arguments if isinstance(a, PtxArray))
+
+    @contextmanager
+    def record(self) -> Iterator[PtxRecording]:
+        assert self._recording is None, "one recording at a time"
+        self._recording = recording = PtxRecording()
+        try:
+            yield recording
+        finally:
+            self._recording = None
+            self._recorded.update(recording.used)
+            weakref.finalize(recording, self._forget_recording, recording.used).atexit = False
+            for allocation in recording.spare:
+                self._give_back(allocation)
+            recording.spare.clear()
+
+    def _forget_recording(self, used: Iterable[Allocation]) -> None:
+        for allocation in used:
+            self._recorded[allocation] -= 1
+            if not self._recorded[allocation]:
+                del self._recorded[allocation]
+                if allocation in self._unwanted:
+                    self._unwanted.remove(allocation)
+                    self.arena.free(allocation)
 
     def load(self, ptx: str, entry: str | None = None, name: str | None = None) -> LoadedKernel:
         """Parse a module and make one of its kernels (the only one by default) ready to run."""

@@ -98,8 +98,8 @@ class Arena:
         start = allocation.start - GLOBAL_BASE
         return self.bytes[start : start + allocation.nbytes]
 
-    def write(self, allocation: Allocation, data: np.ndarray) -> None:
-        start = allocation.start - GLOBAL_BASE
+    def write(self, allocation: Allocation, data: np.ndarray, offset_bytes: int = 0) -> None:
+        start = allocation.start - GLOBAL_BASE + offset_bytes
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         self.bytes[start : start + flat.size] = flat
         if self.initialised is not None:

@@ -1,7 +1,8 @@
 """store_kv: the k and v heads of new tokens go to their slots of the paged cache (Kwon et al. 2023, "PagedAttention").
 
 Arrays (flat): k_cache, v_cache [B, KV, block_size, D], float32 or half (as uint16 bits); qkv float32
-[num_tokens, (H + 2 KV) D]; slot_mapping int32 [num_tokens], a slot being block * block_size + offset.
+[num_tokens, (H + 2 KV) D]; slot_mapping int32 [num_tokens], a slot being block * block_size + offset, and -1 for a row
+that is padding and goes nowhere.
 
 A thread an element of k and of v; neighbours share a head, so reads and writes are coalesced. No shared memory.
 Bytes moved: k and v once each way.
@@ -33,6 +34,8 @@ def store_kv_kernel(is_half: bool) -> Kernel:
             return
         token = uint32(cuda.blockIdx.x)
         head = uint32(i // head_dim)
+        if slot_mapping[token] < 0:
+            return
         slot = uint32(slot_mapping[token])
         block = uint32(slot // block_size)
         row = uint32(uint32(block * num_kv_heads + head) * block_size + (slot - block * block_size))
