@@ -145,7 +145,7 @@ class CudaDevice:
         nbytes = math.prod(shape) * kind.itemsize
         self._attach_thread()
         try:
-            memory = self._recording and self._recording.take(nbytes)
+            memory = None if self._recording is None else self._recording.take(nbytes)
             if memory is None:
                 with self.stream:  # the pool hands memory out again in this stream's order
                     memory = self._pool.malloc(max(nbytes, 1))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import types
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,19 +38,72 @@ class _Memory:
         self._device.free(self._array)
 
 
-class _Stream:
-    ptr = 42
+class _Graph:
+    """Kernels captured with the parameters of their launches."""
 
-    def __init__(self, non_blocking: bool = False) -> None:
-        assert non_blocking
+    def __init__(self, kernels: list[Callable[[], None]]) -> None:
+        self._kernels = kernels
+        self.was_uploaded = False
+
+    def upload(self, stream: _Stream) -> None:
+        assert stream.captured is None
+        self.was_uploaded = True
+
+    def launch(self, stream: _Stream) -> None:
+        assert stream.captured is None
+        for kernel in self._kernels:
+            kernel()
+
+
+class _Stream:
+    """Work is done at once, or captured; what waits or copies breaks a capture, as on a GPU."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+        self.captured: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
-    def synchronize(self) -> None: ...
+
+    def synchronize(self) -> None:
+        self.refuse_capture()
+
+    def begin_capture(self) -> None:
+        assert self.captured is None
+        self.captured = []
+
+    def end_capture(self) -> _Graph:
+        kernels, self.captured = self.captured, None
+        assert kernels is not None
+        return _Graph(kernels)
+
+    def refuse_capture(self) -> None:
+        if self.captured is not None:
+            raise CUDARuntimeError("cudaErrorStreamCaptureUnsupported")
+
+
+class _Event:
+    def __init__(self, disable_timing: bool = False) -> None:
+        assert disable_timing
+        self._recorded = False
+
+    def record(self, stream: _Stream) -> None:
+        stream.refuse_capture()
+        self._recorded = True
+
+    def synchronize(self) -> None:
+        assert self._recorded
 
 
 def fake_cupy(device: PtxDevice, *, pool_bytes: int, driver_is_too_old: bool = False) -> dict[str, types.ModuleType]:
     """Modules for ``sys.modules``."""
+    streams: dict[int, _Stream] = {}
+
+    def make_stream(non_blocking: bool) -> _Stream:
+        assert non_blocking
+        stream = _Stream(ptr=42 + len(streams))
+        streams[stream.ptr] = stream
+        return stream
 
     def malloc(nbytes: int) -> _Memory:
         if nbytes > pool_bytes:
@@ -63,7 +118,7 @@ def fake_cupy(device: PtxDevice, *, pool_bytes: int, driver_is_too_old: bool = F
         return {"name": b"Fake GPU", "major": major, "minor": minor, "multiProcessorCount": 132}
 
     def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-        assert stream == _Stream.ptr
+        streams[stream].refuse_capture()
         to_device = kind == 1
         place = (target if to_device else source) - GLOBAL_BASE
         memory = device.arena.bytes[place : place + nbytes]
@@ -97,7 +152,7 @@ def fake_cupy(device: PtxDevice, *, pool_bytes: int, driver_is_too_old: bool = F
         params: int,
         extra: int,
     ) -> None:
-        assert (by, bz, stream, extra) == (1, 1, _Stream.ptr, 0)
+        assert (by, bz, extra) == (1, 1, 0)
         loaded = functions[function]
         variables = [variable for _, variable in loaded.program.params.values()]
         addresses = (ctypes.c_uint64 * len(variables)).from_address(params)
@@ -105,7 +160,12 @@ def fake_cupy(device: PtxDevice, *, pool_bytes: int, driver_is_too_old: bool = F
             np.frombuffer(ctypes.string_at(address, variable.nbytes), f"u{variable.nbytes}")[0]
             for address, variable in zip(addresses, variables, strict=True)
         ]
-        device.execute(loaded, (gx, gy, gz), bx, values, shared_bytes=shared)
+        kernel = partial(device.execute, loaded, (gx, gy, gz), bx, values, shared_bytes=shared)
+        captured = streams[stream].captured
+        if captured is None:
+            kernel()
+        else:
+            captured.append(kernel)
 
     pool = types.SimpleNamespace(malloc=malloc, used_bytes=lambda: 1000, free_bytes=lambda: 200)
     runtime = types.ModuleType("cupy.cuda.runtime")
@@ -126,7 +186,9 @@ def fake_cupy(device: PtxDevice, *, pool_bytes: int, driver_is_too_old: bool = F
     memory = types.ModuleType("cupy.cuda.memory")
     vars(memory).update(OutOfMemoryError=OutOfMemoryError)
     cuda = types.ModuleType("cupy.cuda")
-    vars(cuda).update(runtime=runtime, driver=driver, memory=memory, Stream=_Stream, MemoryPool=lambda: pool)
+    vars(cuda).update(runtime=runtime, driver=driver, memory=memory)
+    vars(cuda).update(Stream=make_stream, Event=_Event, MemoryPool=lambda: pool)
+    vars(cuda).update(alloc_pinned_memory=lambda nbytes: (ctypes.c_uint8 * nbytes)())
     cupy = types.ModuleType("cupy")
     vars(cupy).update(cuda=cuda, __version__="0 (fake)")
     return {module.__name__: module for module in (cupy, cuda, runtime, driver, memory)}

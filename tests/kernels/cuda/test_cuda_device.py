@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,16 +77,19 @@ def test_the_engine_runs_on_it(
     monkeypatch.setattr(availability, "_compute_capability", lambda: (9, 0))
     monkeypatch.setattr(availability, "require_packages", lambda *arguments: None)
     model = write_gguf(tmp_path / "model.gguf", CASES["llama_gqa1_dim64"], format=StorageFormat.Q8_0)
-    params = SamplingParams(temperature=0.8, seed=5, max_tokens=4, ignore_eos=True, repetition_penalty=1.2)
+    replayed = SamplingParams(temperature=0.8, seed=5, max_tokens=4, ignore_eos=True)
+    launched_anew = dataclasses.replace(replayed, repetition_penalty=1.2)
 
-    def tokens(backend: BackendName) -> tuple[str, tuple[int, ...]]:
+    def tokens(backend: BackendName) -> tuple[str, list[tuple[int, ...]]]:
         config = EngineConfig(backend=backend, activation_dtype="float32", num_kv_blocks=16)
         llm = LLM(str(model), config)
         found: list[tuple[int, ...]] = []
-        thread = threading.Thread(target=lambda: found.append(llm.generate([PROMPT[:5]], params)[0].token_ids))
-        thread.start()
-        thread.join()
-        return llm.model_info.device_name, found[0]
+        for params in (replayed, launched_anew):
+            run = partial(lambda params: found.append(llm.generate([PROMPT[:5]], params)[0].token_ids), params)
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+        return llm.model_info.device_name, found
 
     on_gpu = tokens("auto")
     assert on_gpu[0] == "Fake GPU"
