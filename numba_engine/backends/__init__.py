@@ -45,8 +45,12 @@ def _ptx(config: EngineConfig) -> Backend:
     require_packages("ptx", ("numba_cuda",), "pip install 'numba-engine[ptx]'")
     from numba_engine.backends.cuda.backend import CudaBackend
     from numba_engine.backends.ptx import PtxDevice
+    from numba_engine.backends.ptx.traffic_counter import TrafficCounter
 
-    return CudaBackend(PtxDevice(), config, name="ptx")
+    device = PtxDevice()
+    backend = CudaBackend(device, config, name="ptx")
+    backend.counter = TrafficCounter(device)
+    return backend
 
 
 def _cpu(config: EngineConfig) -> Backend:

@@ -40,6 +40,8 @@ class WeightSegment:
     nbytes: int
     """Bytes streamed to read it once; equals the checkpoint's bytes unless the backend pads."""
     data: Any
+    looked_up_row_bytes: int | None = None
+    """Bytes read to look up one row; None where that is its share of nbytes. More where rows lie interleaved."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +58,12 @@ class Weight:
     @property
     def nbytes(self) -> int:
         return sum(segment.nbytes for segment in self.segments)
+
+    @property
+    def looked_up_row_bytes(self) -> int:
+        """Bytes read to look up one row, of a weight of one segment."""
+        (segment,) = self.segments
+        return segment.looked_up_row_bytes or segment.nbytes // segment.num_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

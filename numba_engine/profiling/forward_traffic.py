@@ -141,6 +141,10 @@ class _Sized:
     dtype: np.dtype[Any]
     nbytes: int
 
+    @property
+    def looked_up_row_bytes(self) -> int:
+        return self.nbytes // self.shape[0]
+
     def __getitem__(self, rows: slice) -> _Sized:
         raise AssertionError("the formulas look at sizes only")
 

@@ -125,9 +125,8 @@ def norm_lm_head(
 
 def embedding(out: Array, token_ids: Array, table: Weight) -> Traffic:
     """T rows of the table."""
-    row_bytes = table.nbytes // table.shape[0]  # the table is one tensor, so its rows are equally long
     return Traffic(
-        weight_bytes=token_ids.shape[0] * row_bytes,
+        weight_bytes=token_ids.shape[0] * table.looked_up_row_bytes,
         activation_read_bytes=token_ids.nbytes,
         activation_written_bytes=out.nbytes,
     )

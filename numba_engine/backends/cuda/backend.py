@@ -30,7 +30,7 @@ from numba_engine.backends.cuda.kernels.embedding import embedding
 from numba_engine.backends.cuda.kernels.gather_rows import gather_rows
 from numba_engine.backends.cuda.kernels.head_norm import head_norm
 from numba_engine.backends.cuda.kernels.linear import Segment, linear
-from numba_engine.backends.cuda.kernels.packing import pack
+from numba_engine.backends.cuda.kernels.packing import looked_up_row_bytes, pack
 from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.kernels.rms_norm import rms_norm
 from numba_engine.backends.cuda.kernels.rope import rope
@@ -98,7 +98,8 @@ class CudaBackend(ReplayBackend):
             parts = [np.asarray(tensor.data) for tensor in group]
             data = parts[0] if len(parts) == 1 else np.concatenate(parts)
             packed = CudaArray.owning(self.device, self.device.upload(pack(format, data, in_features), name))
-            segments.append(WeightSegment(format, len(data), packed.nbytes, packed))
+            row_bytes = looked_up_row_bytes(format, in_features)
+            segments.append(WeightSegment(format, len(data), packed.nbytes, packed, row_bytes))
         return Weight(name, (sum(segment.num_rows for segment in segments), in_features), tuple(segments))
 
     def synchronize(self) -> None:

@@ -77,6 +77,14 @@ class Counting:
     """uint16 per byte of the arena."""
     touched: np.ndarray
     """uint8 per sector of the arena."""
+    written: np.ndarray
+    """uint8 per byte of the arena."""
+    seen_reads: np.ndarray
+    """uint8 per byte of the arena: read by a launch before this one."""
+    seen_writes: np.ndarray
+    """As seen_reads, for writes."""
+    seen_sectors: list[np.ndarray]
+    """Numbers of the sectors that have such marks."""
 
     @classmethod
     def over(cls, arena: Arena) -> Counting:
@@ -85,7 +93,24 @@ class Counting:
             np.zeros(4, np.int64),
             memory.reserve(2 * arena.capacity_bytes).view(np.uint16),
             memory.reserve(arena.capacity_bytes // counters.SECTOR_BYTES),
+            memory.reserve(arena.capacity_bytes),
+            memory.reserve(arena.capacity_bytes),
+            memory.reserve(arena.capacity_bytes),
+            [],
         )
+
+    def first(self, now: np.ndarray, seen: np.ndarray, sectors: np.ndarray) -> int:
+        """How many bytes of the sectors are marked now and were not seen; they are seen from now on."""
+        seen_by_sector = seen.reshape(-1, counters.SECTOR_BYTES)
+        new = (now != 0) & (seen_by_sector[sectors] == 0)
+        seen_by_sector[sectors] |= new
+        return int(np.count_nonzero(new))
+
+    def forget_seen(self) -> None:
+        for sectors in self.seen_sectors:
+            for seen in (self.seen_reads, self.seen_writes):
+                seen.reshape(-1, counters.SECTOR_BYTES)[sectors] = 0
+        self.seen_sectors.clear()
 
 
 class Binding:

@@ -77,6 +77,12 @@ class ArrayCounters:
     """By lanes; counting stops at 65535."""
     distinct_sectors: int = 0
     """32-byte sectors read or written at least once: what DRAM must move in the best case."""
+    address: int = 0
+    """Of the allocation."""
+    first_bytes_read: int = 0
+    """Of distinct_bytes_read: those that no launch read since ``PtxDevice.forget_launches``."""
+    first_bytes_written: int = 0
+    """Distinct bytes that no launch wrote since then."""
 
 
 @dataclass(slots=True)
@@ -200,6 +206,16 @@ def count_bytes(addresses, immediate, base, mask, nbytes, counts):  # type: igno
                 at = offset + uint64(byte)
                 if counts[at] < MAX_READS:
                     counts[at] += 1
+
+
+@njit(cache=True, nogil=True)
+def mark_bytes(addresses, immediate, base, mask, nbytes, marks):  # type: ignore[no-untyped-def]
+    """``marks`` uint8 over the arena."""
+    for lane in range(addresses.size):
+        if mask[lane]:
+            offset = addresses[lane] + uint64(immediate) - uint64(base)
+            for byte in range(nbytes):
+                marks[offset + uint64(byte)] = 1
 
 
 @njit(cache=True, nogil=True)

@@ -171,7 +171,7 @@ class PtxDevice:
         self.lanes = lanes
         self.arena = Arena(memory_bytes, track_initialised=self.checks.uninitialised_global)
         self.launches: list[LaunchCounters] = []
-        self._counting = Counting.over(self.arena) if counting else None
+        self._counting = self._counters = Counting.over(self.arena) if counting else None
         self._params = self.arena.allocate("kernel parameters", PARAM_BANK_BYTES, read_only=True)
         self._pool = Pool()
         self._loaded: dict[Any, LoadedKernel] = {}
@@ -392,6 +392,21 @@ class PtxDevice:
 
     # ---- counters ----------------------------------------------------------------------------------------------------
 
+    def count(self, on: bool = True) -> None:
+        """Fill ``launches`` from the next launch on, or no more."""
+        if on != (self._counting is not None):
+            self._machines.clear()  # they count as they were made to
+        if on and self._counters is None:
+            self._counters = Counting.over(self.arena)
+        self._counting = self._counters if on else None
+        self.forget_launches()
+
+    def forget_launches(self) -> None:
+        """Empty ``launches``: what they read and wrote counts as new again."""
+        self.launches.clear()
+        if self._counters is not None:
+            self._counters.forget_seen()
+
     def _collect(
         self,
         machine: Machine,
@@ -433,6 +448,7 @@ class PtxDevice:
         sectors = first + np.flatnonzero(counting.touched[first:last])
         reads_by_sector = counting.reads.reshape(-1, counters.SECTOR_BYTES)
         reads = reads_by_sector[sectors]
+        written_by_sector = counting.written.reshape(-1, counters.SECTOR_BYTES)
         found = ArrayCounters(
             allocation.name,
             allocation.nbytes,
@@ -442,7 +458,12 @@ class PtxDevice:
             distinct_bytes_read=int(np.count_nonzero(reads)),
             max_reads_per_byte=int(reads.max(initial=0)),
             distinct_sectors=len(sectors),
+            address=allocation.start,
+            first_bytes_read=counting.first(reads, counting.seen_reads, sectors),
+            first_bytes_written=counting.first(written_by_sector[sectors], counting.seen_writes, sectors),
         )
+        counting.seen_sectors.append(sectors)
+        written_by_sector[sectors] = 0
         reads_by_sector[sectors] = 0
         counting.touched[sectors] = 0
         return found

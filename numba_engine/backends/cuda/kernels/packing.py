@@ -75,6 +75,13 @@ def num_stripes(out_features: int) -> int:
     return -(-out_features // STRIPE_ROWS)
 
 
+def looked_up_row_bytes(format: StorageFormat, in_features: int) -> int:
+    """Read to look up one row: its weights, and whole loads of scales, in which those of the stripe's rows lie."""
+    layout = LAYOUTS[format]
+    weights = 16 * layout.weight_loads // STRIPE_ROWS
+    return num_units(format, in_features) * (weights + 16 * layout.scale_loads)
+
+
 def pack(format: StorageFormat, data: np.ndarray, in_features: int) -> np.ndarray:
     """uint32, flat, of uint8 ``[out_features, row_bytes]`` as the checkpoint stores it."""
     lanes, layout = lanes_for(format, in_features), LAYOUTS[format]

@@ -200,7 +200,7 @@ class Access:
             if machine.arena.initialised is not None:
                 self._check_initialised(addresses, lanes, reads, writes)
             if machine.counting is not None:
-                self._count_global(mask, reads)
+                self._count_global(mask, reads, writes)
         elif self.space == "shared":
             if machine.shadow is not None:
                 self._check_shared(mask, reads, writes)
@@ -218,7 +218,7 @@ class Access:
         np.copyto(self.full_copy, self.source)
         return self.full_copy.reshape(-1), mask.flat
 
-    def _count_global(self, mask: Mask, reads: bool) -> None:
+    def _count_global(self, mask: Mask, reads: bool, writes: int) -> None:
         counting = self.machine.counting
         assert counting is not None
         full, everyone = self._full(mask)
@@ -227,6 +227,8 @@ class Access:
         counters.mark_sectors(full, self.immediate, self.base, everyone, self.nbytes, counting.touched)
         if reads:
             counters.count_bytes(full, self.immediate, self.base, everyone, self.nbytes, counting.reads)
+        if writes:
+            counters.mark_bytes(full, self.immediate, self.base, everyone, self.nbytes, counting.written)
 
     def _check_shared(self, mask: Mask, reads: bool, writes: int) -> None:
         machine = self.machine
