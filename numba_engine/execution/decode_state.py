@@ -57,7 +57,7 @@ class DecodeState:
         """The longest context of the next step."""
         return max(self._lens, default=0) + 1
 
-    def hold(self, sequences: Seq[Sequence], num_rows: int) -> None:
+    def hold(self, sequences: list[Sequence], num_rows: int) -> None:
         """Be ready for a step of these sequences, each at its last token, padded to so many rows."""
         if self._is_at(sequences) and num_rows == self._num_rows:
             self.extend_tables()
@@ -114,19 +114,12 @@ class DecodeState:
             num_top_logprobs=-1,
         )
 
-    def _is_at(self, sequences: Seq[Sequence]) -> bool:
-        """A step elsewhere, a preemption, another request: after each of them something differs."""
-        return len(sequences) == len(self._sequences) and all(
-            sequence is known
-            and sequence.num_computed_tokens == length
-            and sequence.block_table[:table_len] == self._tables[row, :table_len].tolist()
-            for row, (sequence, known, length, table_len) in enumerate(
-                zip(sequences, self._sequences, self._lens, self._table_lens, strict=True)
-            )
-        )
+    def _is_at(self, sequences: list[Sequence]) -> bool:
+        """They are the same, and every step they took was one of this state; so they have their blocks, too."""
+        return sequences == self._sequences and self._lens == [s.num_computed_tokens for s in sequences]
 
-    def _write(self, sequences: Seq[Sequence], num_rows: int) -> None:
-        self._sequences, self._num_rows = list(sequences), num_rows
+    def _write(self, sequences: list[Sequence], num_rows: int) -> None:
+        self._sequences, self._num_rows = sequences, num_rows
         self._lens = [sequence.num_computed_tokens for sequence in sequences]
         self._table_lens = [0] * len(sequences)
         for row, sequence in enumerate(sequences):

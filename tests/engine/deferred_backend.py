@@ -1,0 +1,190 @@
+"""A device that works beside the host, made of the CPU backend: ops wait in a queue until the host asks for a result.
+
+So whatever the engine takes for granted about steps in flight (what an array holds, when a block is written) is put to
+the test: nothing has happened yet when the next step is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial, partialmethod
+from typing import Any
+
+import numpy as np
+
+from numba_engine.backends.base import Array, AttentionShape, Batch, KVCacheLayer, Sampled, SamplingBatch, Weight
+from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.backends.replay import ReplayBackend
+from numba_engine.config import EngineConfig
+from numba_engine.storage import StoredTensor
+
+Op = Callable[[], None]
+
+
+class DeferredRecording:
+    def __init__(self, queue: list[Op]) -> None:
+        self.ops: list[Op] = []
+        self._queue = queue
+
+    @property
+    def num_launches(self) -> int:
+        return len(self.ops)
+
+    def replay(self) -> None:
+        self._queue.extend(self.ops)
+
+
+class DeferredDownload:
+    def __init__(self, backend: DeferredBackend, array: np.ndarray) -> None:
+        self._backend = backend
+        self._array = array
+        self._host: np.ndarray | None = None
+        backend.enqueue(self._copy)
+
+    def wait(self) -> np.ndarray:
+        """Runs no more than it must."""
+        while self._host is None:
+            self._backend.run_next()
+        self._backend.log.append("read")
+        return self._host
+
+    def _copy(self) -> None:
+        self._host = self._array.copy()
+
+
+class DeferredBackend(ReplayBackend):
+    """``log`` tells in which order steps were launched (recorded or ``anew``) and their tokens read."""
+
+    name = "deferred"
+    kv_cache_share = 0.25
+
+    def __init__(self, config: EngineConfig) -> None:
+        inner = CpuBackend(replace(config, backend="cpu", fusion=False))
+        self.inner = inner
+        self.device_name, self.num_threads = inner.device_name, inner.num_threads
+        self.activation_dtype, self.kv_cache_dtype = inner.activation_dtype, inner.kv_cache_dtype
+        self.quantized_matmul_dtype = inner.quantized_matmul_dtype
+        self.log: list[str] = []
+        self.num_recordings = 0
+        self._queue: list[Op] = []
+        self._recording: DeferredRecording | None = None
+
+    # ---- the queue -------------------------------------------------------------------------------------------------
+
+    def enqueue(self, op: Op) -> None:
+        (self._queue if self._recording is None else self._recording.ops).append(op)
+
+    def run_next(self) -> None:
+        self._queue.pop(0)()
+
+    def synchronize(self) -> None:
+        assert self._recording is None
+        while self._queue:
+            self.run_next()
+
+    @contextmanager
+    def record(self) -> Iterator[DeferredRecording]:
+        self._recording = DeferredRecording(self._queue)
+        yield self._recording
+        self._recording = None
+        self.num_recordings += 1
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self.inner.empty(shape, dtype)
+
+    def upload(self, host: np.ndarray) -> Array:
+        assert self._recording is None
+        return host.copy()
+
+    def write(self, array: Array, host: np.ndarray) -> None:
+        assert self._recording is None
+        assert isinstance(array, np.ndarray)
+        assert (array.shape, array.dtype) == (host.shape, host.dtype)
+        self.enqueue(partial(np.copyto, array, host.copy()))
+
+    def download(self, array: Array) -> np.ndarray:
+        self.synchronize()
+        return self.inner.download(array)
+
+    def download_later(self, array: Array) -> DeferredDownload:
+        assert self._recording is None
+        assert isinstance(array, np.ndarray)
+        self.log.append("launch")
+        return DeferredDownload(self, array)
+
+    def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
+        return self.inner.load_weight(name, tensors)
+
+    def free_memory_bytes(self) -> int:
+        return self.inner.free_memory_bytes()
+
+    def read_bandwidth_gbps(self) -> float:
+        return 1.0
+
+    # ---- ops -------------------------------------------------------------------------------------------------------
+
+    def _defer(self, name: str, *args: Any) -> None:
+        self.enqueue(lambda: getattr(self.inner, name)(*args))
+
+    embedding = partialmethod(_defer, "embedding")
+    rms_norm = partialmethod(_defer, "rms_norm")
+    linear = partialmethod(_defer, "linear")
+    linear_add = partialmethod(_defer, "linear_add")
+    rope = partialmethod(_defer, "rope")
+    head_norm = partialmethod(_defer, "head_norm")
+    silu_and_mul = partialmethod(_defer, "silu_and_mul")
+    gather_rows = partialmethod(_defer, "gather_rows")
+
+    def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
+        def op() -> None:
+            n = int(np.count_nonzero(np.asarray(slot_mapping) >= 0))
+            self.inner.store_kv(cache, qkv[:n], slot_mapping[:n], shape)
+
+        self.enqueue(op)
+
+    def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: AttentionShape) -> None:
+        def op() -> None:
+            n = int(np.count_nonzero(np.asarray(batch.context_lens)))
+            longest = int(np.asarray(batch.context_lens).max())
+            assert longest <= batch.max_context_len
+            rows = int(np.asarray(batch.cu_seqlens_q)[n])
+            real = replace(
+                batch,
+                cu_seqlens_q=batch.cu_seqlens_q[: n + 1],
+                context_lens=batch.context_lens[:n],
+                block_tables=batch.block_tables[:n],
+                num_seqs=n,
+                num_tokens=rows,
+                max_context_len=longest,
+            )
+            if n:
+                self.inner.attention(out[:rows], qkv[:rows], cache, real, shape)
+
+        self.enqueue(op)
+
+    def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:
+        self.synchronize()
+        self.log += ["anew", "read"]
+        return self.inner.sample(logits, sampling)
+
+    def draw(self, token_ids: Array, logits: Array, sampling: SamplingBatch) -> None:
+        assert isinstance(token_ids, np.ndarray)
+        self.enqueue(lambda: np.copyto(token_ids, self.inner.sample(logits, sampling).token_ids))
+
+    def advance(self, batch: Batch, output_index: Array, drawn: Array, block_size: int) -> None:
+        def op() -> None:
+            arrays = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens, output_index, drawn)
+            token_ids, positions, slot_mapping, context_lens, index, last = map(np.asarray, arrays)
+            for row in np.flatnonzero(context_lens):
+                position = int(context_lens[row])
+                block = int(np.asarray(batch.block_tables)[row, position // block_size])
+                token_ids[row], positions[row] = last[row], position
+                slot_mapping[row] = block * block_size + position % block_size
+                context_lens[row] += 1
+                index[row] += np.uint32(1)
+
+        self.enqueue(op)
