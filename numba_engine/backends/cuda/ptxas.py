@@ -36,8 +36,11 @@ def find_ptxas() -> str | None:
 
 
 @cache
-def assemble(compiled: CompiledKernel) -> Assembled:
-    """Raises BackendUnavailableError without ptxas, or if it rejects the PTX (a compiler newer than the assembler)."""
+def assemble(compiled: CompiledKernel, *, line_info: bool = False) -> Assembled:
+    """Machine code; with ``line_info`` it says which line of the PTX each instruction came from.
+
+    Raises BackendUnavailableError without ptxas, or if it rejects the PTX (a compiler newer than the assembler).
+    """
     ptxas = find_ptxas()
     if ptxas is None:
         raise BackendUnavailableError("ptxas was not found: pip install nvidia-cuda-nvcc")
@@ -46,6 +49,7 @@ def assemble(compiled: CompiledKernel) -> Assembled:
         source.write_text(compiled.ptx)
         major, minor = compiled.cc
         command = [ptxas, "-v", f"-arch=sm_{major}{minor}", "-o", str(target), str(source)]
+        command += ["-lineinfo"] if line_info else []
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if done.returncode:
             raise BackendUnavailableError(f"{ptxas} rejects kernel {compiled.name}: {done.stderr.strip()[:500]}")
