@@ -49,6 +49,18 @@ class ModelWeights:
         return sum(weight.nbytes for weight in self.matrices) + sum(vector.nbytes for vector in self.vectors)
 
     @property
+    def bytes_per_token(self) -> dict[str, int]:
+        """What a pass of one token reads, by kind: every matrix, norm and bias once, and its row of the embedding."""
+        matrices = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+        by_kind = {name: sum(getattr(layer, name).nbytes for layer in self.layers) for name in matrices}
+        return {
+            "embed_tokens": self.embed_tokens.nbytes // self.embed_tokens.shape[0],
+            **by_kind,
+            "lm_head": self.lm_head.nbytes,
+            "norms and biases": sum(vector.nbytes for vector in self.vectors),
+        }
+
+    @property
     def format_names(self) -> tuple[str, ...]:
         """Storage formats of the matrices, the one with most bytes first."""
         nbytes: Counter[str] = Counter()
