@@ -1,0 +1,52 @@
+"""advance: rows move on by a token; block boundaries are crossed; padding stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from numba_engine.backends.base import Array, Batch
+from numba_engine.backends.cuda.backend import CudaBackend
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 128])
+@pytest.mark.parametrize("num_rows", [1, 7, 65])
+def test_rows_move_on_and_padding_stays(
+    backend: CudaBackend, rng: np.random.Generator, block_size: int, num_rows: int
+) -> None:
+    max_blocks = 5
+    contexts = rng.integers(1, max_blocks * block_size, num_rows)
+    contexts[: num_rows // 2] = rng.integers(1, max_blocks, num_rows // 2) * block_size  # the first of a block is next
+    contexts[num_rows * 3 // 4 + 1 :] = 0
+    is_real = contexts > 0
+    tables = rng.integers(0, 1000, (num_rows, max_blocks))
+    before = {name: rng.integers(0, 50, num_rows) for name in ("token_ids", "positions", "slot_mapping")}
+    index, drawn = rng.integers(0, 2**32, num_rows, dtype=np.uint32), rng.integers(0, 50000, num_rows)
+
+    def int32(values: np.ndarray) -> Array:
+        return backend.upload(values.astype(np.int32))
+
+    batch = Batch(
+        **{name: int32(values) for name, values in before.items()},
+        cu_seqlens_q=int32(np.arange(num_rows + 1)),
+        context_lens=int32(contexts),
+        block_tables=int32(tables),
+        logit_rows=int32(np.arange(num_rows)),
+        num_tokens=num_rows,
+        num_seqs=num_rows,
+        num_logits=num_rows,
+        max_query_len=1,
+        max_context_len=max_blocks * block_size,
+    )
+    output_index = backend.upload(index)
+    backend.advance(batch, output_index, int32(drawn), block_size)
+
+    slots = tables[np.arange(num_rows), contexts // block_size] * block_size + contexts % block_size
+    for array, moved, stays in [
+        (batch.token_ids, drawn, before["token_ids"]),
+        (batch.positions, contexts, before["positions"]),
+        (batch.slot_mapping, slots, before["slot_mapping"]),
+        (batch.context_lens, contexts + 1, contexts),
+        (output_index, index + np.uint32(1), index),
+    ]:
+        np.testing.assert_array_equal(backend.download(array), np.where(is_real, moved, stays))
