@@ -215,6 +215,17 @@ def test_a_step_that_needs_more_than_tokens_in_between(make_deferred: MakeDeferr
     assert log_of(deferred) == "a" + "ll" + "rl" * 2 + "rr" + "aaa" + "ll" + "rl" * 2 + "rr"
 
 
+def test_warming_up_records_every_batch_size(make_deferred: MakeDeferred, llm: LLM) -> None:
+    deferred = make_deferred(max_num_seqs=5)
+    before = deferred.stats
+    deferred.warm_up()
+    assert backend_of(deferred).num_recordings == 4, "of 1, 2, 4 and 5 rows"
+    assert deferred.stats == before
+    expected = [completion.token_ids for completion in llm.generate([PROMPT] * 3, GREEDY)]
+    assert [completion.token_ids for completion in deferred.generate([PROMPT] * 3, GREEDY)] == expected
+    assert backend_of(deferred).num_recordings == 4
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_a_request_gets_its_own_tokens(make_deferred: MakeDeferred, llm: LLM, seed: int) -> None:
     """Random arrivals, lengths, stops and aborts; each request is compared with itself alone on the CPU."""

@@ -205,13 +205,13 @@ class PtxDevice:
         self.arena.write(array.allocation, host, array.pointer - array.allocation.start)
 
     def download(self, array: PtxArray) -> np.ndarray:
+        return self.download_later(array).wait()
+
+    def download_later(self, array: PtxArray) -> PtxDownload:
         self._not_while_recording("download an array")
         start = array.pointer - array.allocation.start
         data = self.arena.contents(array.allocation)[start : start + array.nbytes]
-        return data.view(array.dtype).reshape(array.shape).copy()
-
-    def download_later(self, array: PtxArray) -> PtxDownload:
-        return PtxDownload(self.download(array))
+        return PtxDownload(data.view(array.dtype).reshape(array.shape).copy())
 
     def free(self, array: PtxArray) -> None:
         if self._recording is not None:
