@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -50,20 +50,18 @@ _CALIBRATION_CALLS = 2000
 _CALIBRATION_ROUNDS = 5
 
 
-class _Call(NamedTuple):
-    """One recorded call: what it was given, and when it ran by the host's clock."""
+_Call = tuple[str, int | None, tuple[Any, ...], float, float]
+"""One recorded call: the op, its layer, what it was given, and when it began and ended by the host's clock."""
 
-    name: str
-    layer: int | None
-    args: tuple[Any, ...]
-    start_s: float
-    end_s: float
+_AFTER_HOST = ("embedding", "sample")
+"""Ops before which the host does other things than to call them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedCall:
     """One call of a step that was taken."""
 
+    args: tuple[Any, ...]
     layer: int | None
     start_s: float
     """Since the step began."""
@@ -81,9 +79,9 @@ class Recorder(Backend):
     - a timer: the device's own, and the host does not wait between ops;
     - a counter: the device is simulated, so the times of ops and steps are predicted from their traffic by formula, and
       what the device counted is noted beside it;
-    - neither: the host's clock around the call and the wait for its end. ``overhead_s_per_call`` is what one recorded
-      call costs beyond the op itself, measured at construction; ``StepProfile.overhead_s`` carries it, and op times do
-      not contain it.
+    - neither: the host's clock around the call and the wait for its end; calling the op counts to it, from where the
+      one before it ended. ``overhead_s_per_call`` is what one recorded call costs beyond the op itself, measured at
+      construction; ``StepProfile.overhead_s`` carries it, and op times do not contain it.
 
     With ``unprofiled_every=n``, every n-th decode step runs as it would without a recorder, so that the cost of looking
     is measured in the same run.
@@ -115,6 +113,10 @@ class Recorder(Backend):
         self._calls: list[_Call] = []
         self._layer: int | None = None
         self._recording = True
+        self._waits = inner.num_threads == 0  # else ops are done when they return
+        on_device = inner.counter is not None or inner.timer is not None
+        self._run_recorded: Callable[..., Any] = self._run_on_device if on_device else self._run_by_clock
+        self._run = self._run_recorded
         self._timeline = timeline
         self._unprofiled_every = unprofiled_every
         self._num_decode_steps = 0
@@ -147,6 +149,7 @@ class Recorder(Backend):
         self._num_decode_steps += is_decode
         every = self._unprofiled_every
         self._recording = not (every and is_decode and self._num_decode_steps % every == 0)
+        self._run = self._run_recorded if self._recording else _run_unseen
         return self if self._recording or not self._fusion else self.inner
 
     def take_step(
@@ -182,39 +185,49 @@ class Recorder(Backend):
         if self.inner.counter is not None:
             return self._predicted_calls(traffic)
         if self.inner.timer is not None and self._recording:
-            times = self.inner.timer.take()
-            assert len(times) == len(self._calls), "the timer saw other ops than the recorder"
-            first_s = self._calls[0].start_s - began_s if self._calls else 0.0
-            return [
-                TimedCall(call.layer, first_s + ran.start_s, _op(call, ran.time_s, moved, ran.num_launches))
-                for call, ran, moved in zip(self._calls, times, traffic, strict=True)
-            ]
+            return self._calls_by_device(began_s, traffic)
+        return self._calls_by_clock(began_s, traffic)
+
+    def _calls_by_clock(self, began_s: float, traffic: Sequence[Traffic]) -> list[TimedCall]:
+        """Calling an op is part of its time: it begins where the one before it ended."""
+        timed, previous_end_s = [], 0.0
+        for (name, layer, args, called_s, end_s), moved in zip(self._calls, traffic, strict=True):
+            if previous_end_s and name not in _AFTER_HOST:
+                start_s, looking_s = previous_end_s, self.overhead_s_per_call
+            else:
+                start_s, looking_s = called_s, self._inside_s
+            op = _op(name, max(end_s - start_s - looking_s, 0.0), moved, num_launches=1)
+            timed.append(TimedCall(args, layer, max(start_s - began_s, 0.0), op))
+            previous_end_s = end_s
+        return timed
+
+    def _calls_by_device(self, began_s: float, traffic: Sequence[Traffic]) -> list[TimedCall]:
+        assert self.inner.timer is not None
+        ran = self.inner.timer.take()
+        assert len(ran) == len(self._calls), "the timer saw other ops than the recorder"
+        first_s = self._calls[0][3] - began_s if self._calls else 0.0
         return [
             TimedCall(
-                call.layer,
-                max(call.start_s - began_s, 0.0),
-                _op(call, max(call.end_s - call.start_s - self._inside_s, 0.0), moved, num_launches=1),
+                args, layer, first_s + on_device.start_s, _op(name, on_device.time_s, moved, on_device.num_launches)
             )
-            for call, moved in zip(self._calls, traffic, strict=True)
+            for (name, layer, args, _, _), on_device, moved in zip(self._calls, ran, traffic, strict=True)
         ]
 
     def _predicted_calls(self, traffic: Sequence[Traffic]) -> list[TimedCall]:
         """One after the other: what launching takes, then the roofline. Activations are taken to stay in the caches."""
-        calls, start_s = [], 0.0
-        for call, moved, counted in zip(self._calls, traffic, self._counted, strict=True):
+        timed, start_s = [], 0.0
+        for (name, layer, args, _, _), moved, counted in zip(self._calls, traffic, self._counted, strict=True):
             from_memory = moved.weight_bytes + moved.kv_read_bytes + moved.kv_written_bytes
             time_s = counted.num_launches * self._peaks.launch_s + self._peaks.least_time_s(from_memory, moved.flops)
-            calls.append(TimedCall(call.layer, start_s, _op(call, time_s, moved, counted.num_launches, counted)))
+            timed.append(TimedCall(args, layer, start_s, _op(name, time_s, moved, counted.num_launches, counted)))
             start_s += time_s
-        return calls
+        return timed
 
     def _traffic_of_calls(self) -> list[Traffic]:
         on_host: dict[int, Batch] = {}
         return [
-            FORMULAS[call.name](
-                *(self._lengths_on_host(arg, on_host) if isinstance(arg, Batch) else arg for arg in call.args)
-            )
-            for call in self._calls
+            FORMULAS[name](*(self._lengths_on_host(arg, on_host) if isinstance(arg, Batch) else arg for arg in args))
+            for name, _, args, _, _ in self._calls
         ]
 
     def _lengths_on_host(self, batch: Batch, on_host: dict[int, Batch]) -> Batch:
@@ -223,27 +236,26 @@ class Recorder(Backend):
             on_host[id(batch)] = replace(batch, cu_seqlens_q=lengths[0], context_lens=lengths[1])
         return on_host[id(batch)]
 
-    def _gaps_s(self, calls: Sequence[TimedCall]) -> float:
-        """From the end of each call to the beginning of the next, without what the recorder does there."""
-        gaps = sum(
-            max(after.start_s - before.start_s - before.op.time_s, 0.0) for before, after in itertools.pairwise(calls)
-        )
-        return max(gaps - self.overhead_s_per_call * max(len(calls) - 1, 0), 0.0)
+    def _gaps_s(self, timed: Sequence[TimedCall]) -> float:
+        """From the end of each op to the beginning of the next, without what the recorder does there."""
+        if self.time_source is TimeSource.HOST_CLOCK:
+            pairs = [(a[4], b[3]) for a, b in itertools.pairwise(self._calls) if b[0] not in _AFTER_HOST]
+            looking_s = self.overhead_s_per_call - self._inside_s
+            return sum(max(next_called_s - end_s - looking_s, 0.0) for end_s, next_called_s in pairs)
+        return sum(max(b.start_s - a.start_s - a.op.time_s, 0.0) for a, b in itertools.pairwise(timed))
 
-    def _run(self, name: str, op: Callable[..., Any], *args: Any) -> Any:
-        if not self._recording:
-            return op(*args)
-        if self.inner.counter is not None or self.inner.timer is not None:
-            return self._run_on_device(name, op, *args)
-        start = self._clock()
+    def _run_by_clock(self, name: str, op: Callable[..., Any], *args: Any) -> Any:
+        clock = self._clock
+        start_s = clock()
         result = op(*args)
-        self.inner.synchronize()
-        self._calls.append(_Call(name, self._layer, args, start, self._clock()))
+        if self._waits:
+            self.inner.synchronize()
+        self._calls.append((name, self._layer, args, start_s, clock()))
         return result
 
     def _run_on_device(self, name: str, op: Callable[..., Any], *args: Any) -> Any:
         counter, timer = self.inner.counter, self.inner.timer
-        start = self._clock()
+        start_s = self._clock()
         if timer is not None:
             timer.begin()
         result = op(*args)
@@ -251,7 +263,7 @@ class Recorder(Backend):
             timer.end()
         if counter is not None:
             self._counted.append(counter.take(arrays_by_kind(name, args)))
-        self._calls.append(_Call(name, self._layer, args, start, self._clock()))
+        self._calls.append((name, self._layer, args, start_s, self._clock()))
         return result
 
     def _calibrate(self) -> tuple[float, float]:
@@ -271,7 +283,7 @@ class Recorder(Backend):
 
         bare = min(cost(op) for _ in range(_CALIBRATION_ROUNDS))
         whole = min(cost(recorded) for _ in range(_CALIBRATION_ROUNDS))
-        interval = median(call.end_s - call.start_s for call in self._calls)
+        interval = median(end_s - start_s for _, _, _, start_s, end_s in self._calls)
         self._calls.clear()
         return max(interval - bare, 0.0), max(whole - bare, 0.0)
 
@@ -375,6 +387,10 @@ class Recorder(Backend):
             super().norm_lm_head(*args)
 
 
+def _run_unseen(name: str, op: Callable[..., Any], *args: Any) -> Any:
+    return op(*args)
+
+
 def _ops_by_name(calls: Sequence[TimedCall]) -> tuple[OpProfile, ...]:
     by_name: dict[str, list[OpProfile]] = {}
     for call in calls:
@@ -388,11 +404,11 @@ def _as_bar(call: TimedCall) -> OpCall:
 
 
 def _op(
-    call: _Call, time_s: float, traffic: Traffic, num_launches: int, counted: CountedTraffic | None = None
+    name: str, time_s: float, traffic: Traffic, num_launches: int, counted: CountedTraffic | None = None
 ) -> OpProfile:
     """Time and traffic of one call, put together."""
     return OpProfile(
-        name=call.name,
+        name=name,
         num_calls=1,
         time_s=time_s,
         weight_bytes=traffic.weight_bytes,

@@ -147,7 +147,8 @@ class StepProfile:
     profiled: bool = True
     """False: run as without a profile, for comparison; only ``time_s`` is known, and there are no ops."""
     launch_gap_s: float = 0.0
-    """Between the end of an op and the beginning of the next: part of the host's time, without the cost of looking."""
+    """From the end of each op to the beginning of the next, without the cost of looking: what it takes to call one. By
+    the host's clock it is part of the ops' times, on a GPU of the host's."""
     timeline: tuple[OpCall, ...] = ()
     """Every call, in order, where that was asked for."""
 
@@ -239,7 +240,7 @@ class ProfileSummary:
     launch_gap_s_per_step: float = 0.0
     """Between the ops of a decode step, in the mean."""
     host_s_per_step: float = 0.0
-    """Outside the ops of a decode step, in the mean; the gaps are part of it."""
+    """Outside the ops of a decode step, in the mean."""
     num_unprofiled_steps: int = 0
     """Decode steps run without looking, among the others, for comparison."""
     unprofiled_step_s: float = 0.0

@@ -23,6 +23,12 @@ from numba_engine.backends.base import (
     Weight,
 )
 from numba_engine.backends.cpu.intrinsics import LANES, InstructionSet, host_instruction_set
+from numba_engine.backends.cpu.kernels.arithmetic_peak import (
+    BUFFER_BYTES,
+    MULTIPLY_ADDS,
+    arithmetic_peak,
+    arithmetic_peak_kernel,
+)
 from numba_engine.backends.cpu.kernels.attention import attention, attention_kernels
 from numba_engine.backends.cpu.kernels.embedding import embedding, embedding_kernel
 from numba_engine.backends.cpu.kernels.gather_rows import gather_rows
@@ -118,6 +124,21 @@ class CpuBackend(Backend):
             read_bandwidth(self._team.state, read_bandwidth_kernel(), buffer)
             best = max(best, buffer.nbytes / (time.perf_counter() - start) / 1e9)
         return best
+
+    def peak_gflops(self) -> tuple[float, str]:
+        """Best of the passes that fit into 0.2 s. In two planes of int8, two of bytes make one of the model's."""
+        buffer = allocate(BUFFER_BYTES)
+        buffer[:] = 1
+        kernel = arithmetic_peak_kernel(self._int8, self._isa)
+        pieces = 256 * self.num_threads
+        flops = 2 * pieces * MULTIPLY_ADDS[self._int8] / (2 if self._int8 else 1)
+        arithmetic_peak(self._team.state, kernel, buffer, pieces)
+        best = 0.0
+        end = time.perf_counter() + 0.2
+        while (start := time.perf_counter()) < end:
+            arithmetic_peak(self._team.state, kernel, buffer, pieces)
+            best = max(best, flops / (time.perf_counter() - start) / 1e9)
+        return best, f"{'int8 dot products, two planes' if self._int8 else 'float32 fma'} ({self._isa})"
 
     # ---- textbook ops ----------------------------------------------------------------------------------------------
 

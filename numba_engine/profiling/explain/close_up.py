@@ -89,9 +89,7 @@ class CloseUp(Recorder):
 
     def _timed_calls(self, began_s: float) -> list[TimedCall]:
         timed = super()._timed_calls(began_s)
-        self._close_ups = tuple(
-            _call_profile(call.args, of_call.op) for call, of_call in zip(self._calls, timed, strict=True)
-        )
+        self._close_ups = tuple(_call_profile(call.args, call.op) for call in timed)
         self._repeated = self._repeat(self._close_ups)
         return timed
 
@@ -118,12 +116,12 @@ class CloseUp(Recorder):
         return RepeatedCall(calls[equals[0]], in_step_time_s, self._repeated_time_s(equals[0]))
 
     def _repeated_time_s(self, index: int) -> float:
-        call = self._calls[index]
-        op = getattr(self.inner, call.name)
+        name, _, args, _, _ = self._calls[index]
+        op = getattr(self.inner, name)
         times = []
         for _ in range(_REPETITIONS):
             start = self._clock()
-            op(*call.args)
+            op(*args)
             times.append(self._clock() - start)
         return max(median(times) - self._inside_s, 0.0)
 
