@@ -67,7 +67,7 @@ def main() -> None:
     options = parser.parse_args()
 
     config = EngineConfig(backend="cpu", num_threads=options.threads, max_num_seqs=1, max_model_len=1024)
-    llm = LLM(fetch_demo(), config)
+    llm = LLM(str(fetch_demo()), config)
     llm.warm_up()
     result: dict[str, Any] = machine.describe() | {"threads": options.threads, "model": llm.model_info.name}
     for name, fusion in (("fused", True), ("textbook", False)):

@@ -35,8 +35,12 @@ def _cuda(config: EngineConfig) -> Backend:
     require_gpu()
     from numba_engine.backends.cuda.backend import CudaBackend
     from numba_engine.backends.cuda.cuda_device import CudaDevice
+    from numba_engine.backends.cuda.timers import op_timer
 
-    return CudaBackend(CudaDevice(), config, name="cuda")
+    device = CudaDevice()
+    backend = CudaBackend(device, config, name="cuda")
+    backend.timer = op_timer(device)
+    return backend
 
 
 def _ptx(config: EngineConfig) -> Backend:

@@ -110,6 +110,10 @@ class OpTimer(Protocol):
 
     source: TimeSource
 
+    def start(self) -> None:
+        """Ops are to be timed from now on."""
+        ...
+
     def begin(self) -> None:
         """The next launches are one op's."""
         ...
@@ -119,9 +123,9 @@ class OpTimer(Protocol):
         ...
 
     def take(self) -> list[OpTime]:
-        """Of every op since the last call, once they are done."""
+        """Of every op since ``start`` or the last call, once they are done."""
         ...
 
-    def close(self) -> None:
-        """Take no more."""
+    def stop(self) -> None:
+        """Time no more."""
         ...

@@ -129,7 +129,7 @@ class Recorder(Backend):
             inner.counter.start()
         elif inner.timer is not None:
             self.time_source = inner.timer.source
-            inner.timer.take()
+            inner.timer.start()
         else:
             self.time_source = TimeSource.HOST_CLOCK
             self._inside_s, self.overhead_s_per_call = self._calibrate()
@@ -138,6 +138,8 @@ class Recorder(Backend):
         """The last step was taken."""
         if self.inner.counter is not None:
             self.inner.counter.stop()
+        if self.inner.timer is not None:
+            self.inner.timer.stop()
 
     # ---- the record ------------------------------------------------------------------------------------------------
 

@@ -133,6 +133,8 @@ class CudaDevice:
         self.name = properties["name"].decode()
         self.compute_capability = (int(properties["major"]), int(properties["minor"]))
         self.multiprocessors = int(properties["multiProcessorCount"])
+        self.num_launches = 0
+        """Single launches so far, not those of recordings."""
         self._pool = cupy.cuda.MemoryPool()
         self._loaded: dict[Kernel, _LoadedKernel] = {}
         self._recording: CudaRecording | None = None
@@ -222,6 +224,8 @@ class CudaDevice:
         self._attach_thread()
         if self._recording is not None:
             self._recording.note_launch(arguments)
+        else:
+            self.num_launches += 1
         loaded = self._loaded.get(kernel) or self._load(kernel)
         _fill(loaded.slots, kernel, arguments)
         if shared_bytes > loaded.shared_bytes_allowed:
