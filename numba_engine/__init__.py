@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from numba_engine.backends.instruments import CountedTraffic, TimeSource
 from numba_engine.checkpoint import Progress
 from numba_engine.config import EngineConfig
 from numba_engine.engine import LLM, Prompt
@@ -32,7 +33,23 @@ from numba_engine.outputs import (
     TokenLogprob,
     Usage,
 )
-from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
+from numba_engine.profiling.bounds import Bound as PlanBound
+from numba_engine.profiling.bounds import MemoryNeed
+from numba_engine.profiling.bounds import Phase as PlannedPhase
+from numba_engine.profiling.hardware import Gpu
+from numba_engine.profiling.levers import Lever
+from numba_engine.profiling.planned_model import PlannedModel
+from numba_engine.profiling.planner import estimate_throughput, machine_of, model_of_config, model_of_size
+from numba_engine.profiling.report import (
+    MemoryUse,
+    OpBound,
+    OpCall,
+    OpProfile,
+    Peaks,
+    ProfileSummary,
+    StepProfile,
+)
+from numba_engine.profiling.roofline import Estimate
 from numba_engine.sampling_params import SamplingParams
 
 __all__ = [
@@ -41,15 +58,27 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "ConfigError",
+    "CountedTraffic",
     "EngineConfig",
     "EngineStats",
+    "Estimate",
     "FieldViolation",
     "FinishReason",
+    "Gpu",
     "InvalidRequestError",
+    "Lever",
+    "MemoryNeed",
+    "MemoryUse",
     "ModelInfo",
     "NumbaEngineError",
+    "OpBound",
+    "OpCall",
     "OpProfile",
     "OutOfMemoryError",
+    "Peaks",
+    "PlanBound",
+    "PlannedModel",
+    "PlannedPhase",
     "PositionLogprobs",
     "ProfileSummary",
     "Progress",
@@ -58,8 +87,13 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StepProfile",
+    "TimeSource",
     "Timings",
     "TokenLogprob",
     "UnsupportedModelError",
     "Usage",
+    "estimate_throughput",
+    "machine_of",
+    "model_of_config",
+    "model_of_size",
 ]

@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from numba_engine import (
@@ -23,13 +23,21 @@ from numba_engine import (
     EngineStats,
     NumbaEngineError,
     PositionLogprobs,
-    ProfileSummary,
     Progress,
     RequestOutput,
     SamplingParams,
-    StepProfile,
+    Usage,
 )
 from service.errors import DuplicateRequestError, EngineFailedError, ProfileBusyError, SlowClientError
+from service.profile_run import (
+    ProfiledStep,
+    ProfileEnd,
+    ProfileEvent,
+    ProfileRun,
+    ProfileStarted,
+    ProfileWaiting,
+    ProfileWork,
+)
 from service.telemetry import log
 
 Load = Callable[[Progress], LLM]
@@ -52,29 +60,12 @@ class LoadProgress:
     total_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledStep:
-    """A measured step, and what it added to the profiled request, if anything."""
-
-    profile: StepProfile
-    output: RequestOutput | None
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileEnd:
-    """The profile as a whole, and the last output of the profiled request."""
-
-    summary: ProfileSummary
-    output: RequestOutput
-
-
 class _Accepted:
     """The engine queued the request."""
 
 
 _ACCEPTED = _Accepted()
 
-ProfileEvent = ProfiledStep | ProfileEnd
 _Event = _Accepted | RequestOutput | ProfileEvent | Exception
 
 
@@ -141,7 +132,7 @@ class RequestStream:
                 self._outputs.append(event)
                 self._pending_bytes += _wire_bytes(event)
                 self.ended = event.finished
-            case ProfiledStep() | ProfileEnd():
+            case ProfileStarted() | ProfiledStep() | ProfileWaiting() | ProfileEnd():
                 self._profile.append(event)
                 self._pending_bytes += _wire_bytes_of_profile(event)
                 self.ended = isinstance(event, ProfileEnd)
@@ -179,6 +170,8 @@ class EngineLoop:
         self.stats: EngineStats | None = None
         """As of the last step or command."""
         self.profiled_request_id: str | None = None
+        self.profile_has_own_work = False
+        """It does not only watch."""
         self._heartbeat = self._progress_logged = time.monotonic()
 
         self._loop = asyncio.get_running_loop()
@@ -186,16 +179,16 @@ class EngineLoop:
         self._max_pending_bytes = max_pending_bytes
         self._on_change = on_change
         self._streams: dict[str, RequestStream] = {}
-        self._answers: set[asyncio.Future[RequestOutput | None]] = set()
+        self._answers: set[asyncio.Future[Usage | None]] = set()
         self._llm: LLM | None = None
 
         self._commands: queue.SimpleQueue[Callable[[LLM], object]] = queue.SimpleQueue()
         self._outbox: list[tuple[RequestStream, _Event]] = []
         self._outbox_lock = threading.Lock()
         self._stopping = False
-        # Of the thread: streams of requests in the engine, and the one that is profiled.
+        # Of the thread: streams of requests in the engine, and the profile with its own.
         self._engine_streams: dict[str, RequestStream] = {}
-        self._engine_profiled: RequestStream | None = None
+        self._engine_profile: tuple[ProfileRun, RequestStream] | None = None
         # A daemon, because nothing can interrupt it while it loads or computes, and the process must be able to end.
         self._thread = threading.Thread(target=self._engine_main, name="engine", daemon=True)
 
@@ -230,15 +223,14 @@ class EngineLoop:
         self._commands.put(lambda llm: self._engine_add(llm, stream, prompt, params))
         return stream
 
-    def submit_profile(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, fusion: bool
-    ) -> RequestStream:
-        """The same, with every step measured until the request ends. Raises ProfileBusyError as well."""
+    def submit_profile(self, request_id: str, work: ProfileWork) -> RequestStream:
+        """The same for a profile. Raises ProfileBusyError as well."""
         if self.profiled_request_id is not None:
             raise ProfileBusyError(self.profiled_request_id)
         stream = self._open(request_id)
         self.profiled_request_id = request_id
-        self._commands.put(lambda llm: self._engine_add_profiled(llm, stream, prompt, params, fusion))
+        self.profile_has_own_work = bool(work.prompts)
+        self._commands.put(lambda llm: self._engine_start_profile(llm, stream, ProfileRun(request_id, work)))
         return stream
 
     def close(self, stream: RequestStream) -> None:
@@ -250,8 +242,8 @@ class EngineLoop:
             stream.ended = True
             self._put_abort(stream)
 
-    async def abort(self, request_id: str) -> RequestOutput | None:
-        """Ends a request; its stream gets the last output too. None where it is not in the engine (any more).
+    async def abort(self, request_id: str) -> Usage | None:
+        """Ends a request; its stream gets the last output too. What it had used; None where it is not in the engine.
 
         Raises:
             EngineFailedError: the engine died before it answered.
@@ -259,11 +251,11 @@ class EngineLoop:
         stream = self._streams.get(request_id)
         if stream is None or stream.ended or self.state is not EngineState.RUNNING:
             return None
-        answer: asyncio.Future[RequestOutput | None] = self._loop.create_future()
+        answer: asyncio.Future[Usage | None] = self._loop.create_future()
 
         def command(llm: LLM) -> None:
-            output = self._engine_abort(llm, stream)
-            self._call_soon(lambda: None if answer.done() else answer.set_result(output))
+            usage = self._engine_abort(llm, stream)
+            self._call_soon(lambda: None if answer.done() else answer.set_result(usage))
 
         self._commands.put(command)
         self._answers.add(answer)
@@ -271,6 +263,11 @@ class EngineLoop:
             return await answer
         finally:
             self._answers.discard(answer)
+
+    def abort_watching_profile(self) -> None:
+        """Ends a profile of live traffic, which has no work of its own to finish."""
+        if self.profiled_request_id is not None and not self.profile_has_own_work:
+            self._put_abort(self._streams[self.profiled_request_id])
 
     def abort_all(self) -> None:
         """Ends every request with finish reason ABORTED."""
@@ -330,6 +327,8 @@ class EngineLoop:
     def _engine_main(self) -> None:
         try:
             llm = self._load(self._engine_note_progress)
+            self._engine_note_progress("measuring this machine's peaks", 0, 0)
+            _ = llm.peaks  # now, as nothing else may run meanwhile
             self.stats = llm.stats
             self._call_soon(lambda: self._loaded(llm))
             while not self._stopping:
@@ -372,61 +371,67 @@ class EngineLoop:
             self._engine_streams[stream.request_id] = stream
             self._post((stream, _ACCEPTED))
 
-    def _engine_add_profiled(
-        self, llm: LLM, stream: RequestStream, prompt: Sequence[int], params: SamplingParams, fusion: bool
-    ) -> None:
-        llm.start_profile(fusion=fusion)
-        self._engine_add(llm, stream, prompt, params)
-        if stream.request_id in self._engine_streams:
-            self._engine_profiled = stream
+    def _engine_start_profile(self, llm: LLM, stream: RequestStream, profile: ProfileRun) -> None:
+        try:
+            started = profile.start(llm)
+        except Exception as error:
+            self._post((stream, error))
         else:
-            llm.stop_profile()
+            self._engine_profile = profile, stream
+            self._post((stream, _ACCEPTED), (stream, started), *((stream, event) for event in profile.waiting(llm)))
 
     def _engine_step(self, llm: LLM) -> None:
         events: list[tuple[RequestStream, _Event]] = []
-        profiled_output: RequestOutput | None = None
+        profiled: list[RequestOutput] = []
         for output in llm.step():
+            if self._engine_profile is not None and self._engine_profile[0].owns(output.request_id):
+                profiled.append(output)
+                continue
             stream = self._engine_streams[output.request_id]
             if output.finished:
                 del self._engine_streams[output.request_id]
-            if stream is self._engine_profiled:
-                profiled_output = output
-            else:
-                events.append((stream, output))
-        if self._engine_profiled is not None:
-            events += self._engine_profile_events(llm, self._engine_profiled, profiled_output)
+            events.append((stream, output))
+        if self._engine_profile is not None:
+            profile, stream = self._engine_profile
+            events += [(stream, event) for event in self._engine_profile_events(llm, profile, profiled)]
         self.stats = llm.stats  # who has seen an output sees the step that made it counted
         self._post(*events)
 
     def _engine_profile_events(
-        self, llm: LLM, stream: RequestStream, output: RequestOutput | None
-    ) -> list[tuple[RequestStream, _Event]]:
-        events: list[tuple[RequestStream, _Event]] = []
-        if (profile := llm.take_step_profile()) is not None:
-            events.append((stream, ProfiledStep(profile, output)))
-        if output is not None and output.finished:
-            events.append((stream, self._engine_end_profile(llm, output)))
-        return events
-
-    def _engine_end_profile(self, llm: LLM, output: RequestOutput) -> ProfileEnd | Exception:
-        self._engine_profiled = None
+        self, llm: LLM, profile: ProfileRun, outputs: Sequence[RequestOutput]
+    ) -> Iterator[ProfileEvent | Exception]:
         try:
-            return ProfileEnd(llm.stop_profile(), output)
+            for event in profile.after_step(llm, outputs):
+                if isinstance(event, ProfileEnd):
+                    self._engine_profile = None
+                yield event
         except Exception as error:
-            # A summary that cannot be made fails its own request (as INTERNAL) and no other.
-            return error
+            # A warm-up that is followed by nothing, or a summary that cannot be made, fails the profile and no other.
+            self._engine_profile = None
+            profile.drop(llm)
+            yield error
 
-    def _engine_abort(self, llm: LLM, stream: RequestStream) -> RequestOutput | None:
+    def _engine_abort(self, llm: LLM, stream: RequestStream) -> Usage | None:
+        if self._engine_profile is not None and self._engine_profile[1] is stream:
+            return self._engine_abort_profile(llm, *self._engine_profile)
         if self._engine_streams.get(stream.request_id) is not stream:
             return None
         del self._engine_streams[stream.request_id]
         output = llm.abort(stream.request_id)
         assert output is not None, "the engine knows every request that has a stream"
-        if stream is self._engine_profiled:
-            self._post((stream, self._engine_end_profile(llm, output)))
-        else:
-            self._post((stream, output))
-        return output
+        self._post((stream, output))
+        return output.usage
+
+    def _engine_abort_profile(self, llm: LLM, profile: ProfileRun, stream: RequestStream) -> Usage | None:
+        self._engine_profile = None
+        try:
+            end = profile.abort(llm)
+        except Exception as error:
+            profile.drop(llm)
+            self._post((stream, error))
+            return None
+        self._post((stream, end))
+        return end.usage
 
     def _post(self, *events: tuple[RequestStream, _Event]) -> None:
         """Sends events to the event loop, waking it once however many gather before it comes round to them."""
@@ -462,7 +467,8 @@ def _merged(outputs: Sequence[RequestOutput]) -> RequestOutput:
 # What an event takes on the wire, about: counted per output, exactness would cost more than it is worth.
 _TOKEN_BYTES = 4
 _LOGPROB_BYTES = 12
-_OP_BYTES = 80
+_OP_BYTES = 120
+_CALL_BYTES = 56
 
 
 def _wire_bytes(output: RequestOutput) -> int:
@@ -475,5 +481,10 @@ def _wire_bytes(output: RequestOutput) -> int:
 
 
 def _wire_bytes_of_profile(event: ProfileEvent) -> int:
-    ops = event.profile.ops if isinstance(event, ProfiledStep) else event.summary.ops
-    return _OP_BYTES * (len(ops) + 1)
+    match event:
+        case ProfiledStep(step, text):
+            return _OP_BYTES * (1 + len(step.ops)) + _CALL_BYTES * len(step.timeline) + len(text.encode())
+        case ProfileEnd(summary):
+            return _OP_BYTES * (1 + len(summary.ops) + len(summary.prefill_ops))
+        case _:
+            return _OP_BYTES

@@ -133,6 +133,7 @@ class Server:
         self._status.draining = True
         counters = self._servicer.counters
         log(logging.INFO, "draining", in_flight=counters.in_flight, timeout_s=self._config.drain_timeout_s)
+        self._engine.abort_watching_profile()
         if not await self._idle_within(self._config.drain_timeout_s):
             log(logging.WARNING, "drain timeout: aborting what runs", in_flight=counters.in_flight)
             self._engine.abort_all()

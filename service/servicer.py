@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from numba_engine import InvalidRequestError, QueueFullError, SamplingParams
+from numba_engine import InvalidRequestError, QueueFullError
 from numba_engine_api.v1 import inference_pb2 as api
 from numba_engine_api.v1 import inference_pb2_grpc as api_grpc
-from service import translate
+from service import translate, translate_estimate, translate_profile
 from service.config import ServiceConfig
 from service.engine_loop import EngineLoop
 from service.errors import EngineFailedError, SlowClientError, UnknownRequestError
+from service.profile_run import ProfileEnd
 from service.status import ServerStatus
 from service.telemetry import Counters, RequestRecord, log
 
@@ -57,7 +58,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: api.GenerateRequest, context: _Context) -> None:
         async with self._request("Generate", request, context) as record:
-            prompt, params = await self._prepared(request)
+            prompt, params = await self._prepared(lambda: translate.prepared(self._engine.llm, request))
             stream = self._engine.submit(record.request_id, prompt, params)
             try:
                 await stream.accepted()
@@ -71,19 +72,26 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
 
     async def Profile(self, request: api.ProfileRequest, context: _Context) -> None:
         async with self._request("Profile", request, context) as record:
-            prompt, params = await self._prepared(request)
-            fusion = request.fusion if request.HasField("fusion") else True
-            stream = self._engine.submit_profile(record.request_id, prompt, params, fusion=fusion)
+            llm, limits = self._engine.llm, self._engine.stats
+            assert limits is not None, "they are there when the engine is loaded"
+            work = await self._prepared(lambda: translate_profile.prepared(llm, limits, request))
+            stream = self._engine.submit_profile(record.request_id, work)
             try:
                 await stream.accepted()
-                await self._write(context, translate.to_profiled_device(self._engine.llm.model_info))
-                await self._write(context, translate.to_profiled_model(self._engine.llm.model_info))
                 async for event in stream.profile_events():
-                    if event.output is not None:
-                        record.note_output(event.output)
-                    await self._write(context, translate.to_profile_response(event))
+                    if isinstance(event, ProfileEnd):
+                        record.note_end(event.usage, event.finish_reason)
+                    for response in translate_profile.to_responses(llm, event):
+                        await self._write(context, response)
             finally:
                 self._engine.close(stream)
+
+    async def EstimateThroughput(
+        self, request: api.EstimateThroughputRequest, context: _Context
+    ) -> api.EstimateThroughputResponse:
+        async with self._answering(context, _new_id(), request):
+            self._status.require_ready()
+            return await self._on_text_thread(lambda: translate_estimate.estimated(self._engine.llm, request))
 
     async def Tokenize(self, request: api.TokenizeRequest, context: _Context) -> api.TokenizeResponse:
         async with self._answering(context, _new_id(), request):
@@ -117,16 +125,16 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
     async def Abort(self, request: api.AbortRequest, context: _Context) -> api.AbortResponse:
         async with self._answering(context, _new_id(), request):
             translate.require_request_id(request.request_id)
-            output = await self._engine.abort(request.request_id)
-            if output is None:
+            usage = await self._engine.abort(request.request_id)
+            if usage is None:
                 raise UnknownRequestError(request.request_id)
-            return api.AbortResponse(usage=translate.to_usage(output.usage))
+            return api.AbortResponse(usage=translate.to_usage(usage))
 
     # ---- parts of a request ----------------------------------------------------------------------------------------
 
-    async def _prepared(self, request: api.GenerateRequest | api.ProfileRequest) -> tuple[list[int], SamplingParams]:
-        """The prompt's token ids and the parameters, after every check that the engine makes."""
-        prepared = await self._on_text_thread(lambda: translate.prepared(self._engine.llm, request))
+    async def _prepared(self, prepare: Callable[[], _Result]) -> _Result:
+        """What the engine is to do, after every check that it makes."""
+        prepared = await self._on_text_thread(prepare)
         # It took a while, in which the server may have begun to drain.
         self._status.require_ready()
         return prepared

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from numba_engine import FinishReason, RequestOutput
+from numba_engine import FinishReason, RequestOutput, Usage
 from service.config import LogFormat, LogLevel
 
 
@@ -61,11 +61,20 @@ class RequestRecord:
 
     def note_output(self, output: RequestOutput) -> None:
         """Takes down how far the request has come, and how it finished."""
-        self._fields["prompt_tokens"] = output.usage.prompt_tokens
-        self._fields["completion_tokens"] = output.usage.completion_tokens
+        self._note_usage(output.usage)
         if output.finish_reason is not None:
-            self._outcome = "aborted" if output.finish_reason is FinishReason.ABORTED else "finished"
-            self._fields["finish_reason"] = output.finish_reason.value
+            self.note_end(output.usage, output.finish_reason)
+
+    def note_end(self, usage: Usage, reason: FinishReason | None) -> None:
+        """Takes down how it finished: None is as it was meant to."""
+        self._note_usage(usage)
+        self._outcome = "aborted" if reason is FinishReason.ABORTED else "finished"
+        if reason is not None:
+            self._fields["finish_reason"] = reason.value
+
+    def _note_usage(self, usage: Usage) -> None:
+        self._fields["prompt_tokens"] = usage.prompt_tokens
+        self._fields["completion_tokens"] = usage.completion_tokens
 
     def finish(self) -> None:
         """Counts and logs a request that ended with a finish reason."""

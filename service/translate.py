@@ -1,4 +1,8 @@
-"""Between the API's messages and the engine's values, and from errors to gRPC statuses; no other file knows both."""
+"""Between the API's messages and the engine's values, and from errors to gRPC statuses.
+
+Profiles and estimates have files of their own, ``translate_profile.py`` and ``translate_estimate.py``; no other file
+knows both sides.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +27,17 @@ from numba_engine import (
     FinishReason,
     InvalidRequestError,
     ModelInfo,
-    OpProfile,
     OutOfMemoryError,
     PositionLogprobs,
-    ProfileSummary,
     QueueFullError,
     RequestOutput,
     SamplingParams,
-    StepProfile,
     Timings,
     TokenLogprob,
     Usage,
 )
 from numba_engine_api.v1 import inference_pb2 as api
-from service.engine_loop import LoadProgress, ProfiledStep, ProfileEnd, ProfileEvent
+from service.engine_loop import LoadProgress
 from service.errors import (
     DuplicateRequestError,
     EngineFailedError,
@@ -51,7 +52,6 @@ from service.status import State
 from service.telemetry import Counters
 
 ERROR_DOMAIN = "numba-engine"
-_DEFAULT_PROFILE_TOKENS = 32
 
 # ---------------------------------------------------------------- requests
 
@@ -66,31 +66,33 @@ def require_request_id(request_id: str) -> None:
         raise InvalidRequestError(FieldViolation("request_id", "must be 1 to 128 visible ASCII characters"))
 
 
-def prepared(llm: LLM, request: api.GenerateRequest | api.ProfileRequest) -> tuple[list[int], SamplingParams]:
+def prepared(llm: LLM, request: api.GenerateRequest) -> tuple[list[int], SamplingParams]:
     """The prompt's token ids and the parameters. Takes long for a long prompt.
 
     Raises:
         InvalidRequestError: after every check that the engine makes.
         NoChatTemplateError
     """
-    if isinstance(request, api.GenerateRequest):
-        params = to_sampling_params(request.sampling, llm.default_sampling)
-    else:
-        params = to_profile_sampling_params(request)
+    params = to_sampling_params(request.sampling, llm.default_sampling)
+    return to_prompt(llm, request, params), params
+
+
+def to_prompt(llm: LLM, request: api.GenerateRequest | api.ProfileRequest, params: SamplingParams) -> list[int]:
+    """The token ids of the request's prompt, token_ids or chat. Raises as ``prepared``."""
     prompt: str | list[int]
-    match _input_of(request):
+    match input_of(request):
         case "prompt":
             prompt = request.prompt
         case "token_ids":
             prompt = list(request.token_ids.ids)
         case _:
             prompt = _chat_token_ids(llm, request.chat)
-    return llm.validate(prompt, params), params
+    return llm.validate(prompt, params)
 
 
 def tokenized(llm: LLM, request: api.TokenizeRequest) -> api.TokenizeResponse:
     """Takes long for a long text. Raises InvalidRequestError, NoChatTemplateError."""
-    if _input_of(request) == "chat":
+    if input_of(request) == "chat":
         return api.TokenizeResponse(token_ids=_chat_token_ids(llm, request.chat))
     add = request.add_special_tokens if request.HasField("add_special_tokens") else True
     return api.TokenizeResponse(token_ids=llm.tokenize(request.text, add_special_tokens=add))
@@ -102,7 +104,7 @@ def detokenized(llm: LLM, request: api.DetokenizeRequest) -> api.DetokenizeRespo
     return api.DetokenizeResponse(text=text)
 
 
-def _input_of(request: api.GenerateRequest | api.ProfileRequest | api.TokenizeRequest) -> str:
+def input_of(request: api.GenerateRequest | api.ProfileRequest | api.TokenizeRequest) -> str:
     """The name of the input that is given. Raises InvalidRequestError where none is."""
     given = request.WhichOneof("input")
     if given is None:
@@ -133,12 +135,6 @@ def to_sampling_params(sampling: api.SamplingParams, defaults: SamplingParams) -
     return dataclasses.replace(defaults, **given)
 
 
-def to_profile_sampling_params(request: api.ProfileRequest) -> SamplingParams:
-    """Greedy and past end tokens, so that a profile does the same work each time. Raises InvalidRequestError."""
-    num_tokens = request.num_tokens if request.HasField("num_tokens") else _DEFAULT_PROFILE_TOKENS
-    return SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_tokens)
-
-
 def in_fields_of(request: Any, error: InvalidRequestError) -> InvalidRequestError:
     """The error with the names of engine parameters replaced by paths in the request."""
     sampling_names = {field.name for field in dataclasses.fields(SamplingParams)}
@@ -161,7 +157,7 @@ def in_fields_of(request: Any, error: InvalidRequestError) -> InvalidRequestErro
 
 # ---------------------------------------------------------------- responses of Generate
 
-_FINISH_REASON = {
+FINISH_REASON = {
     FinishReason.STOP_TOKEN: api.FINISH_REASON_STOP_TOKEN,
     FinishReason.STOP_SEQUENCE: api.FINISH_REASON_STOP_SEQUENCE,
     FinishReason.MAX_TOKENS: api.FINISH_REASON_MAX_TOKENS,
@@ -169,7 +165,7 @@ _FINISH_REASON = {
     FinishReason.TIME_LIMIT: api.FINISH_REASON_TIME_LIMIT,
     FinishReason.ABORTED: api.FINISH_REASON_ABORTED,
 }
-assert len(_FINISH_REASON) == len(FinishReason)
+assert len(FINISH_REASON) == len(FinishReason)
 
 
 def to_started(request: api.GenerateRequest, request_id: str, prompt_token_ids: list[int]) -> api.GenerateResponse:
@@ -195,7 +191,7 @@ def to_generate_responses(request: api.GenerateRequest, output: RequestOutput) -
     if output.finish_reason is not None:
         yield api.GenerateResponse(
             finished=api.GenerationFinished(
-                finish_reason=_FINISH_REASON[output.finish_reason],
+                finish_reason=FINISH_REASON[output.finish_reason],
                 stop_sequence=output.stop_sequence,
                 stop_token_id=output.stop_token_id,
                 usage=to_usage(output.usage),
@@ -220,92 +216,6 @@ def _to_position_logprobs(position: PositionLogprobs) -> api.PositionLogprobs:
 
 def _to_token_logprob(token: TokenLogprob) -> api.TokenLogprob:
     return api.TokenLogprob(token_id=token.token_id, logprob=token.logprob, text=token.text)
-
-
-# ---------------------------------------------------------------- responses of Profile
-
-
-def to_profiled_device(info: ModelInfo) -> api.ProfileResponse:
-    return api.ProfileResponse(
-        device=api.ProfiledDevice(
-            backend=info.backend,
-            name=info.device_name,
-            num_threads=info.num_threads,
-            time_source=api.TIME_SOURCE_HOST_CLOCK,
-        )
-    )
-
-
-def to_profiled_model(info: ModelInfo) -> api.ProfileResponse:
-    return api.ProfileResponse(
-        model=api.ProfiledModel(
-            name=info.name,
-            architecture=info.architecture,
-            num_parameters=info.num_parameters,
-            weight_bytes=info.weight_bytes,
-            weight_formats=info.weight_formats,
-            activation_dtype=info.activation_dtype,
-            kv_cache_dtype=info.kv_cache_dtype,
-            kv_bytes_per_token=info.kv_bytes_per_token,
-        )
-    )
-
-
-def to_profile_response(event: ProfileEvent) -> api.ProfileResponse:
-    match event:
-        case ProfiledStep(profile, output):
-            return api.ProfileResponse(step=_to_step_profile(profile, output.text if output else ""))
-        case ProfileEnd(summary, output):
-            return api.ProfileResponse(summary=_to_profile_summary(summary, output))
-
-
-def _to_step_profile(step: StepProfile, text: str) -> api.StepProfile:
-    return api.StepProfile(
-        index=step.index,
-        num_prefill_tokens=step.num_prefill_tokens,
-        num_decode_tokens=step.num_decode_tokens,
-        num_seqs=step.num_seqs,
-        time_s=step.time_s,
-        ops=map(_to_op_profile, step.ops),
-        text=text,
-        overhead_s=step.overhead_s,
-    )
-
-
-def _to_op_profile(op: OpProfile) -> api.OpProfile:
-    return api.OpProfile(
-        name=op.name,
-        num_calls=op.num_calls,
-        time_s=op.time_s,
-        weight_bytes=op.weight_bytes,
-        kv_bytes=op.kv_bytes,
-        activation_bytes=op.activation_bytes,
-        flops=op.flops,
-        gbps=op.gbps,
-        kv_written_bytes=op.kv_written_bytes,
-        activation_written_bytes=op.activation_written_bytes,
-    )
-
-
-def _to_profile_summary(summary: ProfileSummary, output: RequestOutput) -> api.ProfileSummary:
-    assert output.finish_reason is not None
-    return api.ProfileSummary(
-        num_prefill_steps=summary.num_prefill_steps,
-        num_decode_steps=summary.num_decode_steps,
-        prefill_tokens_per_s=summary.prefill_tokens_per_s,
-        decode_tokens_per_s=summary.decode_tokens_per_s,
-        read_bandwidth_gbps=summary.read_bandwidth_gbps,
-        bytes_per_token=summary.bytes_per_token,
-        floor_s=summary.floor_s,
-        share_of_floor=summary.share_of_floor,
-        ops=map(_to_op_profile, summary.ops),
-        shares=(api.OpShare(name=name, share=share) for name, share in summary.shares),
-        finish_reason=_FINISH_REASON[output.finish_reason],
-        usage=to_usage(output.usage),
-        weight_bytes_per_token=summary.weight_bytes_per_token,
-        kv_bytes_per_token=summary.kv_bytes_per_token,
-        overhead_s_per_step=summary.overhead_s_per_step,
-    )
 
 
 # ---------------------------------------------------------------- model and status

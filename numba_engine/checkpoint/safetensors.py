@@ -119,7 +119,7 @@ def read_safetensors(path: Path) -> _Tensors:
             f"is not a safetensors file, or truncated: a header of {header_bytes} bytes in a file of {mapped.size}",
             file=file,
         )
-    header = _parse_object(mapped.memory[8 : 8 + header_bytes], file)
+    header = parse_json_object(mapped.memory[8 : 8 + header_bytes], file)
     header.pop("__metadata__", None)
     data_start = 8 + header_bytes
     ranges = {name: _check_entry(name, entry, file) for name, entry in header.items()}
@@ -195,12 +195,13 @@ def read_json(path: Path) -> dict[str, Any]:
             raise CheckpointError("is not a regular file", file=str(path))
         if status.st_size > _MAX_JSON_BYTES:
             raise CheckpointError(f"is {status.st_size} bytes; at most {_MAX_JSON_BYTES} are read", file=str(path))
-        return _parse_object(path.read_bytes(), str(path))
+        return parse_json_object(path.read_bytes(), str(path))
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror or error}", file=str(path)) from None
 
 
-def _parse_object(text: bytes, file: str) -> dict[str, Any]:
+def parse_json_object(text: bytes, file: str) -> dict[str, Any]:
+    """A JSON object from the text of a file. Raises CheckpointError where it is not JSON, or not an object."""
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:

@@ -12,13 +12,11 @@ from numba_engine.backends import create_backend
 from numba_engine.cli.console import wide_console
 from numba_engine.cli.roofline_options import planned_model, planned_model_options, workload_of, workload_options
 from numba_engine.config import EngineConfig
-from numba_engine.errors import ConfigError
 from numba_engine.profiling.estimate_tables import estimate_tables
 from numba_engine.profiling.exports import estimate_as_json
 from numba_engine.profiling.hardware import GPUS, Gpu, find_gpu, measured_machine
+from numba_engine.profiling.planner import THIS_MACHINE, gpus_that_join
 from numba_engine.profiling.roofline import estimate
-
-THIS_MACHINE = "this-machine"
 
 
 @click.command()
@@ -41,7 +39,7 @@ def roofline(gpu_names: tuple[str, ...], target: float | None, as_json: bool, **
     """
     model = planned_model(options)
     workload = workload_of(model, options)
-    gpus = [_gpu(name) for name in gpu_names] or _all_gpus(workload.tp)
+    gpus = [_gpu(name) for name in gpu_names] or gpus_that_join(workload.tp)
     estimates = [estimate(model, gpu, workload, target) for gpu in gpus]
     if as_json:
         click.echo(json.dumps({"estimates": [estimate_as_json(one) for one in estimates]}, ensure_ascii=False))
@@ -54,12 +52,3 @@ def _gpu(name: str) -> Gpu:
         return find_gpu(name)
     backend = create_backend(EngineConfig(backend="cpu"))
     return measured_machine(backend.device_name, backend.read_bandwidth_gbps(), psutil.virtual_memory().total)
-
-
-def _all_gpus(tp: int) -> list[Gpu]:
-    """Of the table, those that can be joined with enough others."""
-    gpus = [gpu for gpu in GPUS.values() if tp <= gpu.max_gpus]
-    if not gpus:
-        most = max(gpu.max_gpus for gpu in GPUS.values())
-        raise ConfigError(f"no GPU of the table is joined with {tp - 1} others; the most is {most} (tp)")
-    return gpus

@@ -9,14 +9,13 @@ from typing import Any
 
 import click
 
-from numba_engine.checkpoint import Checkpoint, open_checkpoint
+from numba_engine.checkpoint import open_checkpoint
 from numba_engine.checkpoint.safetensors import read_json
 from numba_engine.cli.options import Command, add_options
-from numba_engine.errors import CheckpointError, ConfigError
-from numba_engine.model.config import ModelConfig
+from numba_engine.errors import ConfigError
 from numba_engine.profiling.hardware import KV_FORMATS, WEIGHT_FORMATS, find_format
 from numba_engine.profiling.planned_model import KVShape, ParameterCount, PlannedModel
-from numba_engine.profiling.planned_transformer import Transformer, transformer_from_checkpoint
+from numba_engine.profiling.planned_transformer import Transformer, transformer_from_checkpoint, transformer_from_config
 from numba_engine.profiling.workload import Speculation, Workload
 
 _SIZES = ("num_layers", "hidden_size", "num_kv_heads", "head_dim")
@@ -145,15 +144,12 @@ def _is_config_alone(path: Path) -> bool:
 
 
 def _from_config(path: Path) -> Transformer:
-    """Shapes alone. What the engine cannot run cannot be read here either; --params takes any model."""
-    values = read_json(path)
-    checkpoint = Checkpoint("hf", path.parent, name=path.stem, config=values, generation_config={}, tensors={})
+    """Shapes alone."""
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
     try:
-        shapes = ModelConfig.from_checkpoint(checkpoint)
-    except CheckpointError as error:
-        reason = str(error).removeprefix(f"{path.parent / 'config.json'}: ")
-        raise ConfigError(f"{path}: {reason}; any model can be given as --params, with its sizes") from None
-    return Transformer(path.resolve().parent.name if path.name == "config.json" else path.stem, shapes)
+        return transformer_from_config(read_json(path), name)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}; any model can be given as --params, with its sizes") from None
 
 
 def _speculation(acceptance: float | None, draft_len: int | None, draft_cost: float | None) -> Speculation | None:

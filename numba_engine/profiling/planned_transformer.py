@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from numba_engine.checkpoint import Checkpoint
-from numba_engine.errors import ConfigError
+from numba_engine.errors import CheckpointError, ConfigError
 from numba_engine.model.config import ModelConfig
 from numba_engine.profiling.forward_traffic import ForwardTraffic, TensorBits, model_bytes
 from numba_engine.profiling.hardware import WEIGHT_FORMATS, NumberFormat
@@ -101,6 +104,15 @@ class StoredWeights:
     format: NumberFormat
     """Named after all of its formats; arithmetic of the one that has most bytes."""
     bits: TensorBits
+
+
+def transformer_from_config(config: Mapping[str, Any], name: str) -> Transformer:
+    """Shapes alone, from the values of a config.json. Raises ConfigError for what the engine cannot run."""
+    checkpoint = Checkpoint("hf", Path(name), name=name, config=config, generation_config={}, tensors={})
+    try:
+        return Transformer(name, ModelConfig.from_checkpoint(checkpoint))
+    except CheckpointError as error:
+        raise ConfigError(str(error).removeprefix(f"{checkpoint.path / 'config.json'}: ")) from None
 
 
 def transformer_from_checkpoint(checkpoint: Checkpoint) -> Transformer:

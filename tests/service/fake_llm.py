@@ -17,17 +17,22 @@ from numba_engine import (
     FieldViolation,
     FinishReason,
     InvalidRequestError,
+    MemoryUse,
     ModelInfo,
+    OpCall,
     OpProfile,
+    Peaks,
     PositionLogprobs,
     ProfileSummary,
     QueueFullError,
     RequestOutput,
     SamplingParams,
     StepProfile,
+    TimeSource,
     Timings,
     TokenLogprob,
     Usage,
+    model_of_size,
 )
 
 END_TOKEN = 256
@@ -91,9 +96,25 @@ class FakeLLM:
         self.fail_in_add: Exception | None = None
         self.in_tokenize: Callable[[], None] = lambda: None
         self.seen_params: list[SamplingParams] = []
+        self.seen_prompts: list[list[int]] = []
+        self.peaks = Peaks(
+            device="none",
+            read_bandwidth_gbps=33.0,
+            read_bandwidth_source="measured",
+            gflops=100.0,
+            gflops_source="a datasheet",
+            arithmetic="fma",
+        )
+        self.time_source = TimeSource.HOST_CLOCK
+        self.planned_model = model_of_size(8 * 10**9)
+        self.weight_bytes_per_token = {"embed_tokens": 8, "qkv_proj": 32}
         self.profiles: list[bool] = []
         """The fusion of each profile that was started."""
+        self.num_unfinished_at_start: list[int] = []
+        """Requests in the engine when each profile was started."""
         self.profile_is_on = False
+        self.fail_in_stop_profile: Exception | None = None
+        self.timeline_calls = 2
         self.num_steps = 0
         self._gated = gated
         self._step_delay_s = step_delay_s
@@ -105,7 +126,8 @@ class FakeLLM:
         self._running: list[_Request] = []
         self._num_finished = self._num_aborted = self._num_completion_tokens = 0
         self._step_profile: StepProfile | None = None
-        self._profiled_steps = 0
+        self._profiled_steps = self._unprofiled_every = 0
+        self._timeline = False
 
     def allow(self, steps: int) -> None:
         """Lets a gated engine take more steps."""
@@ -156,6 +178,7 @@ class FakeLLM:
         if len(self._waiting) + len(self._running) >= self._max_num_seqs + self._max_waiting:
             raise QueueFullError(len(self._waiting), self._max_waiting, 1.5)
         self.seen_params.append(params)
+        self.seen_prompts.append(token_ids)
         self._waiting.append(_Request(request_id, token_ids, params))
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -180,7 +203,10 @@ class FakeLLM:
         outputs = [output for request in requests if (output := self._advance(request)) is not None]
         self.num_steps += 1
         if self.profile_is_on:
-            op = OpProfile("linear", 3, 0.5, 1000, 20, 300, 4000, 7, 80)
+            op = OpProfile("linear", 3, 0.5, 1000, 20, 300, 4000, 7, 80, num_launches=6)
+            calls = [
+                OpCall("linear", None if i else 7, 0.25 * i, 0.125, 2, 660, 2000) for i in range(self.timeline_calls)
+            ]
             self._step_profile = StepProfile(
                 index=self._profiled_steps,
                 num_prefill_tokens=len(prefilling),
@@ -189,6 +215,9 @@ class FakeLLM:
                 time_s=time.monotonic() - started,
                 ops=(op,),
                 overhead_s=0.125,
+                launch_gap_s=0.0625,
+                timeline=tuple(calls) if self._timeline else (),
+                profiled=not self._unprofiled_every or self._profiled_steps % self._unprofiled_every != 0,
             )
             self._profiled_steps += 1
         return outputs
@@ -217,10 +246,12 @@ class FakeLLM:
 
     # ---- profile -------------------------------------------------------------------------------------------------
 
-    def start_profile(self, *, fusion: bool = True) -> None:
+    def start_profile(self, *, fusion: bool = True, timeline: bool = False, unprofiled_every: int = 0) -> None:
         assert not self.profile_is_on
         self.profile_is_on, self._profiled_steps = True, 0
+        self._timeline, self._unprofiled_every = timeline, unprofiled_every
         self.profiles.append(fusion)
+        self.num_unfinished_at_start.append(len(self._waiting) + len(self._running))
 
     def take_step_profile(self) -> StepProfile | None:
         profile, self._step_profile = self._step_profile, None
@@ -229,10 +260,12 @@ class FakeLLM:
     def stop_profile(self) -> ProfileSummary:
         assert self.profile_is_on
         self.profile_is_on = False
+        if self.fail_in_stop_profile is not None:
+            raise self.fail_in_stop_profile
         op = OpProfile("linear", 30, 5.0, 10000, 200, 3000, 40000)
         return ProfileSummary(
             num_prefill_steps=1,
-            num_decode_steps=self._profiled_steps - 1,
+            num_decode_steps=max(self._profiled_steps - 1, 0),
             prefill_tokens_per_s=11.0,
             decode_tokens_per_s=22.0,
             read_bandwidth_gbps=33.0,
@@ -244,6 +277,15 @@ class FakeLLM:
             weight_bytes_per_token=40,
             kv_bytes_per_token=4,
             overhead_s_per_step=0.0625,
+            decode_tokens_per_s_p10=20.0,
+            decode_tokens_per_s_p90=23.0,
+            prefill_ops=(op, op),
+            prefill_shares=(("linear", 1.0),),
+            decode_arithmetic_idle_share=0.96875,
+            launches_per_step=6.0,
+            launch_gap_s_per_step=0.03125,
+            host_s_per_step=0.5,
+            memory=MemoryUse(1000, 2000, 300, 4000, 5000),
         )
 
     # ---- parts of a step -----------------------------------------------------------------------------------------

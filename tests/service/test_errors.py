@@ -106,7 +106,7 @@ async def test_a_profile_names_its_own_fields(serve: Serve) -> None:
         error = await failure_of(served.stub.Profile(api.ProfileRequest(prompt="a", num_tokens=0)))
         assert set(violations(error)) == {"num_tokens"}
         error = await failure_of(served.stub.Profile(api.ProfileRequest()))
-        assert violations(error) == {"input": "one of prompt, token_ids, chat is required"}
+        assert violations(error) == {"input": "one of prompt, token_ids, chat, synthetic, live is required"}
 
 
 async def test_text_rpcs_name_their_fields(serve: Serve) -> None:

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ def grpcurl() -> str:
     return found
 
 
-async def run(grpcurl: str, served: Served, *args: str, data: Any = None) -> tuple[int, str]:
+async def run(grpcurl: str, served: Served, *args: str, data: Any = None, flags: Sequence[str] = ()) -> tuple[int, str]:
     """Exit code, and stdout and stderr together."""
-    flags = ["-plaintext"] if data is None else ["-plaintext", "-d", json.dumps(data)]
+    flags = ["-plaintext", *flags] if data is None else ["-plaintext", "-d", json.dumps(data), *flags]
     process = await asyncio.create_subprocess_exec(
         grpcurl,
         *flags,
@@ -66,7 +67,16 @@ async def test_list_and_describe(serve: Serve, grpcurl: str) -> None:
         code, output = await run(grpcurl, served, "list", SERVICE)
         assert (code, {name.rpartition(".")[2] for name in output.split()}) == (
             0,
-            {"Generate", "Profile", "Tokenize", "Detokenize", "GetModelInfo", "GetStatus", "Abort"},
+            {
+                "Generate",
+                "Profile",
+                "EstimateThroughput",
+                "Tokenize",
+                "Detokenize",
+                "GetModelInfo",
+                "GetStatus",
+                "Abort",
+            },
         )
         code, output = await run(grpcurl, served, "describe", "numba_engine_api.v1.SamplingParams")
         assert code == 0
@@ -90,6 +100,51 @@ async def test_profile_streams(serve: Serve, grpcurl: str) -> None:
         code, output = await run(grpcurl, served, f"{SERVICE}/Profile", data={"prompt": "ab", "numTokens": 3})
         assert code == 0, output
         assert [next(iter(message)) for message in messages(output)] == ["device", "model", *["step"] * 3, "summary"]
+
+
+async def test_a_synthetic_profile_has_every_call(serve: Serve, grpcurl: str) -> None:
+    async with serve() as served:
+        request = {
+            "synthetic": {"numSeqs": 2, "promptLen": 3},
+            "numTokens": 2,
+            "detail": "PROFILE_DETAIL_TIMELINE",
+            "warmUpSteps": 1,
+        }
+        code, output = await run(grpcurl, served, f"{SERVICE}/Profile", data=request)
+        assert code == 0, output
+        device, model, first, second, summary = messages(output)
+        assert device["device"]["peaks"][0]["source"] == "FIGURE_SOURCE_MEASURED"
+        assert model["model"]["weight_bytes_per_token"][0] == {"name": "embed_tokens", "num_bytes": "8"}
+        assert [call["start_s"] for call in first["step"]["calls"][1:]] == [0.25]
+        assert second["step"]["ops"][0]["bound"] == "BOUND_LATENCY"
+        assert summary["summary"]["memory"]["process_bytes"] == "5000"
+
+
+async def test_live_traffic_is_waited_for(serve: Serve, grpcurl: str) -> None:
+    async with serve() as served:
+        code, output = await run(grpcurl, served, f"{SERVICE}/Profile", data={"live": {}}, flags=["-max-time", "0.5"])
+        assert code != 0
+        assert '"waiting"' in output
+        assert "DeadlineExceeded" in output
+        await served.until(lambda status: not status.profiling)
+
+
+async def test_estimate_throughput(serve: Serve, grpcurl: str) -> None:
+    async with serve() as served:
+        request = {"size": {"numParameters": 8000000000}, "gpus": ["rtx4090"], "weightFormat": "fp16"}
+        code, output = await run(grpcurl, served, f"{SERVICE}/EstimateThroughput", data=request)
+        assert code == 0, output
+        [answer] = messages(output)
+        [estimate] = answer["estimates"]
+        assert round(estimate["decode"]["time_per_token_s"] * 1e3, 2) == 15.87
+        assert (round(estimate["decode"]["tokens_per_s"]), estimate["decode"]["bound"]) == (63, "BOUND_MEMORY")
+        assert estimate["memory"]["fits"] is True
+        assert estimate["levers"][-1]["name"] == "near-memory compute"
+        request = {"gpus": ["rtx9090"], "batch": 0}
+        code, output = await run(grpcurl, served, f"{SERVICE}/EstimateThroughput", data=request)
+        assert code != 0
+        assert '"field":"batch"' in output
+        assert '"field":"gpus[0]"' in output
 
 
 async def test_health(serve: Serve, grpcurl: str) -> None:
