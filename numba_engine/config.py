@@ -55,8 +55,7 @@ class EngineConfig:
     graph: bool = True
     """On ``cuda`` and ``ptx``: record decode steps and replay each as one launch; False launches every kernel anew.
 
-    The tokens are the same. Steps with a prompt in them, and with requests that want log-probabilities, penalties or a
-    logit bias, are never recorded.
+    The tokens are the same. Steps with a prompt in them are never recorded.
     """
 
     def __post_init__(self) -> None:

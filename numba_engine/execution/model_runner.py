@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from numba_engine.backends.base import Array, Backend, Batch, KVCacheLayer, Sampled
-from numba_engine.backends.replay import Pending, ReplayBackend
+from numba_engine.backends.replay import ReplayBackend
 from numba_engine.config import EngineConfig
 from numba_engine.execution.batch import build_batch, build_sampling_batch
 from numba_engine.execution.decode_graphs import DecodeGraphs
@@ -61,7 +61,7 @@ class ModelRunner:
         Where the backend can replay and the step is one for that, it goes on running after the call.
         """
         if self._graphs is not None and ops is self._backend and self._graphs.takes(step):
-            return _replayed(step, self._graphs.launch(step))
+            return LaunchedStep(step, self._graphs.launch(step).wait, is_repeatable=True)
         sampled = self._execute(step, ops)
         return LaunchedStep(step, lambda: sampled, is_repeatable=False)
 
@@ -69,7 +69,7 @@ class ModelRunner:
         """Run the next step of the same sequences. The step must be the last one launched."""
         assert launched.is_repeatable
         assert self._graphs is not None
-        return _replayed(launched.step, self._graphs.launch_again())
+        return LaunchedStep(launched.step, self._graphs.launch_again().wait, is_repeatable=True)
 
     def warm_up(self) -> None:
         """Record what can be recorded."""
@@ -88,10 +88,3 @@ class ModelRunner:
         activations = self._activations.rows(batch.num_tokens, batch.num_logits)
         self._decoder.forward(ops, batch, self._kv_cache, activations)
         return activations.logits
-
-
-def _replayed(step: ScheduledStep, drawn: Pending) -> LaunchedStep:
-    def wait() -> Sampled:
-        return Sampled(drawn.wait()[: len(step)], None, None, None)
-
-    return LaunchedStep(step, wait, is_repeatable=True)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, partialmethod
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from numba_engine.backends.base import Array, AttentionShape, Batch, KVCacheLayer, Sampled, SamplingBatch, Weight
 from numba_engine.backends.cpu.backend import CpuBackend
-from numba_engine.backends.replay import ReplayBackend
+from numba_engine.backends.replay import DecodeSampling, Drawn, ReplayBackend
 from numba_engine.config import EngineConfig
 from numba_engine.storage import StoredTensor
 
@@ -47,7 +48,7 @@ class DeferredDownload:
         """Runs no more than it must."""
         while self._host is None:
             self._backend.run_next()
-        self._backend.log.append("read")
+        self._backend.note("read", self._array)
         return self._host
 
     def _copy(self) -> None:
@@ -113,8 +114,13 @@ class DeferredBackend(ReplayBackend):
     def download_later(self, array: Array) -> DeferredDownload:
         assert self._recording is None
         assert isinstance(array, np.ndarray)
-        self.log.append("launch")
+        self.note("launch", array)
         return DeferredDownload(self, array)
+
+    def note(self, what: str, array: np.ndarray) -> None:
+        """Of what a step draws, only the tokens count."""
+        if array.ndim == 1 and array.dtype == np.int32:
+            self.log.append(what)
 
     def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
         return self.inner.load_weight(name, tensors)
@@ -171,14 +177,24 @@ class DeferredBackend(ReplayBackend):
         self.log += ["anew", "read"]
         return self.inner.sample(logits, sampling)
 
-    def draw(self, token_ids: Array, logits: Array, sampling: SamplingBatch) -> None:
-        assert isinstance(token_ids, np.ndarray)
-        self.enqueue(lambda: np.copyto(token_ids, self.inner.sample(logits, sampling).token_ids))
+    def draw(self, drawn: Drawn, logits: Array, sampling: DecodeSampling) -> None:
+        num_top = -1 if drawn.top_token_ids is None else drawn.top_token_ids.shape[1]
 
-    def advance(self, batch: Batch, output_index: Array, drawn: Array, block_size: int) -> None:
         def op() -> None:
-            arrays = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens, output_index, drawn)
-            token_ids, positions, slot_mapping, context_lens, index, last = map(np.asarray, arrays)
+            sampled = self.inner.sample(logits, _with_lists_end_to_end(sampling, num_top))
+            for name in ("token_ids", "logprobs", "top_token_ids", "top_logprobs")[: 1 if num_top < 0 else 4]:
+                np.copyto(getattr(drawn, name), getattr(sampled, name))
+
+        self.enqueue(op)
+
+    def advance(self, batch: Batch, sampling: DecodeSampling, token_ids: Array, block_size: int) -> None:
+        drawn = token_ids
+
+        def op() -> None:
+            arrays = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens, sampling.output_index)
+            token_ids, positions, slot_mapping, context_lens, index = map(np.asarray, arrays)
+            lists = (sampling.history_begins, sampling.history_ends, sampling.history, drawn)
+            begins, ends, history, last = map(np.asarray, lists)
             for row in np.flatnonzero(context_lens):
                 position = int(context_lens[row])
                 block = int(np.asarray(batch.block_tables)[row, position // block_size])
@@ -186,5 +202,39 @@ class DeferredBackend(ReplayBackend):
                 slot_mapping[row] = block * block_size + position % block_size
                 context_lens[row] += 1
                 index[row] += np.uint32(1)
+                if ends[row] > begins[row]:
+                    history[ends[row]] = last[row]
+                    ends[row] += 1
 
         self.enqueue(op)
+
+
+def _with_lists_end_to_end(sampling: DecodeSampling, num_top_logprobs: int) -> SamplingBatch:
+    def end_to_end(begins: Array, ends: Array, *lists: Array) -> tuple[np.ndarray, ...]:
+        spans = list(zip(np.asarray(begins).tolist(), np.asarray(ends).tolist(), strict=True))
+        offsets = np.array([0, *accumulate(end - begin for begin, end in spans)], np.int32)
+        values = (np.concatenate([np.asarray(values)[begin:end] for begin, end in spans]) for values in lists)
+        return offsets, *values
+
+    s = sampling
+    history_offsets, history = end_to_end(s.history_begins, s.history_ends, s.history)
+    bias_offsets, bias_ids, bias_values = end_to_end(s.bias_begins, s.bias_ends, s.bias_token_ids, s.bias_values)
+    return SamplingBatch(
+        temperature=s.temperature,
+        top_k=s.top_k,
+        top_p=s.top_p,
+        min_p=s.min_p,
+        repetition_penalty=s.repetition_penalty,
+        presence_penalty=s.presence_penalty,
+        frequency_penalty=s.frequency_penalty,
+        seed=s.seed,
+        output_index=s.output_index,
+        history_offsets=history_offsets,
+        history=history,
+        history_prompt_lens=s.history_prompt_lens,
+        bias_offsets=bias_offsets,
+        bias_token_ids=bias_ids,
+        bias_values=bias_values,
+        num_logits=s.seed.shape[0],
+        num_top_logprobs=num_top_logprobs,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from numba_engine import LLM, EngineConfig, FinishReason, RequestOutput, SamplingParams
+from numba_engine import LLM, EngineConfig, FinishReason, PositionLogprobs, RequestOutput, SamplingParams
 from tests.engine.conftest import MakeLLM
 from tests.engine.deferred_backend import DeferredBackend
 from tests.engine.test_invariance import params, prompts
@@ -77,7 +77,6 @@ def test_each_step_gives_the_tokens_of_one(make_deferred: MakeDeferred) -> None:
 def test_tokens_are_those_of_the_cpu(
     make_deferred: MakeDeferred, make_llm: MakeLLM, greedy: bool, settings: dict[str, int]
 ) -> None:
-    """Greedy all run recorded; seeded, some have penalties, and steps with those are launched anew."""
     expected = [completion.token_ids for completion in make_llm().generate(prompts(), params(greedy))]
     llm = make_deferred(**settings)
     assert [completion.token_ids for completion in llm.generate(prompts(), params(greedy))] == expected
@@ -200,7 +199,7 @@ def test_a_profile_begins_with_nothing_in_flight(make_deferred: MakeDeferred, ll
     assert summary.num_decode_steps == 8
 
 
-def test_a_step_that_needs_more_than_tokens_in_between(make_deferred: MakeDeferred, llm: LLM) -> None:
+def test_a_prompt_in_between(make_deferred: MakeDeferred, llm: LLM) -> None:
     """Where a step was launched anew the state on the device is behind, and is written before the next replay."""
     scored = SamplingParams(temperature=0, max_tokens=3, logprobs=2, ignore_eos=True)
     expected = [llm.generate(PROMPT, GREEDY)[0], llm.generate(PROMPT[:4], scored)[0]]
@@ -212,18 +211,18 @@ def test_a_step_that_needs_more_than_tokens_in_between(make_deferred: MakeDeferr
     tokens = [i for output in [*outputs, *rest["a"]] for i in output.token_ids]
     assert tuple(tokens) == expected[0].token_ids
     assert tuple(p for output in rest["b"] for p in output.logprobs) == expected[1].logprobs
-    assert log_of(deferred) == "a" + "ll" + "rl" * 2 + "rr" + "aaa" + "ll" + "rl" * 2 + "rr"
+    assert log_of(deferred) == "a" + "ll" + "rl" * 2 + "rr" + "a" + "llrr" + "ll" + "rl" * 2 + "rr"
 
 
 def test_warming_up_records_every_batch_size(make_deferred: MakeDeferred, llm: LLM) -> None:
     deferred = make_deferred(max_num_seqs=5)
     before = deferred.stats
     deferred.warm_up()
-    assert backend_of(deferred).num_recordings == 4, "of 1, 2, 4 and 5 rows"
+    assert backend_of(deferred).num_recordings == 5, "of 1, 2, 4 and 5 rows, and 2 with log-probabilities"
     assert deferred.stats == before
     expected = [completion.token_ids for completion in llm.generate([PROMPT] * 3, GREEDY)]
     assert [completion.token_ids for completion in deferred.generate([PROMPT] * 3, GREEDY)] == expected
-    assert backend_of(deferred).num_recordings == 4
+    assert backend_of(deferred).num_recordings == 5
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -235,12 +234,14 @@ def test_whatever_happens_a_request_gets_its_own_tokens(make_deferred: MakeDefer
     )
     asked: dict[str, tuple[list[int], SamplingParams]] = {}
     got: dict[str, list[int]] = {}
+    scored: dict[str, list[PositionLogprobs]] = {}
     ended: dict[str, FinishReason] = {}
     aborted = set()
 
     def note(outputs: list[RequestOutput]) -> None:
         for output in outputs:
             got[output.request_id] += output.token_ids
+            scored[output.request_id] += output.logprobs
             if output.finish_reason is not None:
                 ended[output.request_id] = output.finish_reason
 
@@ -254,9 +255,12 @@ def test_whatever_happens_a_request_gets_its_own_tokens(make_deferred: MakeDefer
                 max_tokens=int(rng.integers(1, 40)),
                 stop_token_ids=tuple(rng.integers(0, 300, 4).tolist()),
                 presence_penalty=float(rng.choice([0.0, 0.0, 0.0, 0.5])),
+                repetition_penalty=float(rng.choice([1.0, 1.0, 1.2])),
+                logit_bias={int(i): float(rng.normal()) * 9 for i in rng.integers(0, 300, rng.choice([0, 0, 5]))},
+                logprobs=rng.choice([None, None, None, 0, 3, 20]),
             )
             asked[request_id] = rng.integers(3, 300, rng.integers(1, 40)).tolist(), own
-            got[request_id] = []
+            got[request_id], scored[request_id] = [], []
             deferred.add_request(request_id, *asked[request_id])
         if rng.random() < 0.03 and (alive := sorted(asked.keys() - ended.keys())):
             victim = str(rng.choice(alive))
@@ -276,3 +280,4 @@ def test_whatever_happens_a_request_gets_its_own_tokens(make_deferred: MakeDefer
             assert tuple(got[request_id]) == alone.token_ids[: len(got[request_id])]
         else:
             assert (tuple(got[request_id]), ended[request_id]) == (alone.token_ids, alone.finish_reason)
+            assert tuple(scored[request_id]) == alone.logprobs

@@ -37,7 +37,7 @@ from numba_engine.backends.cuda.kernels.rope import rope
 from numba_engine.backends.cuda.kernels.sample import SampleScratch, SamplingArrays
 from numba_engine.backends.cuda.kernels.silu_and_mul import silu_and_mul
 from numba_engine.backends.cuda.kernels.store_kv import store_kv
-from numba_engine.backends.replay import Pending, Recording, ReplayBackend
+from numba_engine.backends.replay import DecodeSampling, Drawn, Pending, Recording, ReplayBackend
 from numba_engine.config import EngineConfig
 from numba_engine.errors import BackendUnavailableError
 from numba_engine.storage import StoredTensor
@@ -195,38 +195,54 @@ class CudaBackend(ReplayBackend):
 
     def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:
         num_rows, num_top = sampling.num_logits, sampling.num_top_logprobs
-        wants_logprobs = num_top >= 0
-        on_device, arrays = _on_device(logits), _sampling_arrays(sampling)
-        token_ids = self.empty((num_rows,), np.dtype(np.int32))
-        logprobs, totals = (self.empty((num_rows,), np.dtype(np.float32)) for _ in range(2))
-        top_ids = self.empty((num_rows, max(num_top, 0)), np.dtype(np.int32))
-        top_logprobs = self.empty((num_rows, max(num_top, 0)), np.dtype(np.float32))
-        raw_history = self.empty(arrays.history.shape, np.dtype(np.float32))
-        raw_bias = self.empty(arrays.bias_values.shape, np.dtype(np.float32))
-        if wants_logprobs:
-            sampling_kernels.logprob_totals(
-                self.device, totals.on_device, top_ids.on_device, top_logprobs.on_device, on_device
+
+        def empty(dtype: type[np.generic], *shape: int) -> CudaArray:
+            return self.empty((num_rows, *shape), np.dtype(dtype))
+
+        if num_top < 0:
+            drawn = Drawn(empty(np.int32), None, None, None)
+        else:
+            drawn = Drawn(empty(np.int32), empty(np.float32), empty(np.int32, num_top), empty(np.float32, num_top))
+        self._draw(drawn, _on_device(logits), _ragged(sampling))
+        wanted = (drawn.logprobs, drawn.top_token_ids, drawn.top_logprobs)
+        logprobs = (None if array is None else self.download(array) for array in wanted)
+        return Sampled(self.download(drawn.token_ids), *logprobs)
+
+    def draw(self, drawn: Drawn, logits: Array, sampling: DecodeSampling) -> None:
+        names = [name for name in SamplingArrays.__dataclass_fields__ if name != "changes_logits"]
+        arrays = {name: _on_device(getattr(sampling, name)) for name in names}
+        self._draw(drawn, _on_device(logits), SamplingArrays(**arrays, changes_logits=sampling.changes_logits))
+
+    def _draw(self, drawn: Drawn, logits: DeviceArray, sampling: SamplingArrays) -> None:
+        token_ids = _on_device(drawn.token_ids)
+        totals = self.empty(token_ids.shape, np.dtype(np.float32))
+        raw_history = self.empty(sampling.history.shape, np.dtype(np.float32))
+        raw_bias = self.empty(sampling.bias_values.shape, np.dtype(np.float32))
+        scratch = SampleScratch(self._zero_counts(sampling, logits), raw_history.on_device, raw_bias.on_device)
+        if drawn.top_token_ids is not None and drawn.top_logprobs is not None:
+            top = _on_device(drawn.top_token_ids), _on_device(drawn.top_logprobs)
+            sampling_kernels.logprob_totals(self.device, totals.on_device, *top, logits)
+        if sampling.changes_logits:
+            sampling_kernels.penalties(self.device, logits, sampling, scratch)
+        sampling_kernels.sample(self.device, token_ids, logits, sampling)
+        if drawn.logprobs is not None:
+            logprobs = _on_device(drawn.logprobs)
+            sampling_kernels.chosen_logprobs(
+                self.device, logprobs, token_ids, logits, totals.on_device, sampling, scratch
             )
-        scratch = SampleScratch(self._zero_counts(arrays, on_device), raw_history.on_device, raw_bias.on_device)
-        if arrays.changes_logits:
-            sampling_kernels.penalties(self.device, on_device, arrays, scratch)
-        sampling_kernels.sample(self.device, token_ids.on_device, on_device, arrays)
-        if not wants_logprobs:
-            return Sampled(self.download(token_ids), None, None, None)
-        sampling_kernels.chosen_logprobs(
-            self.device, logprobs.on_device, token_ids.on_device, on_device, totals.on_device, arrays, scratch
+
+    def advance(self, batch: Batch, sampling: DecodeSampling, token_ids: Array, block_size: int) -> None:
+        of_batch = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens)
+        of_sampling = (sampling.output_index, sampling.history_ends, sampling.history)
+        arrays = AdvancedArrays(*map(_on_device, (*of_batch, *of_sampling)))
+        advance(
+            self.device,
+            arrays,
+            _on_device(sampling.history_begins),
+            _on_device(token_ids),
+            _on_device(batch.block_tables),
+            block_size,
         )
-        return Sampled(*map(self.download, (token_ids, logprobs, top_ids, top_logprobs)))
-
-    def draw(self, token_ids: Array, logits: Array, sampling: SamplingBatch) -> None:
-        arrays = _sampling_arrays(sampling)
-        assert not arrays.changes_logits, "penalties and biases are not for draw"
-        sampling_kernels.sample(self.device, _on_device(token_ids), _on_device(logits), arrays)
-
-    def advance(self, batch: Batch, output_index: Array, drawn: Array, block_size: int) -> None:
-        moved = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens, output_index)
-        arrays = AdvancedArrays(*map(_on_device, moved))
-        advance(self.device, arrays, _on_device(drawn), _on_device(batch.block_tables), block_size)
 
     def _zero_arrivals(self, count: int) -> DeviceArray:
         """[≥ count] of zeros, kept: the kernel leaves them zero."""
@@ -251,6 +267,17 @@ def _segments(weight: Weight) -> list[Segment]:
     return [Segment(segment.format, segment.num_rows, segment.data.on_device) for segment in weight.segments]
 
 
-def _sampling_arrays(sampling: SamplingBatch) -> SamplingArrays:
-    names = SamplingArrays.__dataclass_fields__
-    return SamplingArrays(**{name: _on_device(getattr(sampling, name)) for name in names})
+def _ragged(sampling: SamplingBatch) -> SamplingArrays:
+    """Lists that lie end to end end where the next one begins."""
+    ragged = ("history", "history_prompt_lens", "bias_token_ids", "bias_values")
+    columns = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    arrays = {name: _on_device(getattr(sampling, name)) for name in (*columns, "seed", "output_index", *ragged)}
+    history, bias = _on_device(sampling.history_offsets), _on_device(sampling.bias_offsets)
+    return SamplingArrays(
+        **arrays,
+        history_begins=history[:-1],
+        history_ends=history[1:],
+        bias_begins=bias[:-1],
+        bias_ends=bias[1:],
+        changes_logits=arrays["history"].shape[0] > 0 or arrays["bias_values"].shape[0] > 0,
+    )

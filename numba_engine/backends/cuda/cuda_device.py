@@ -188,7 +188,8 @@ class CudaDevice:
         memory = self._cuda.alloc_pinned_memory(max(array.nbytes, 1))
         host = np.frombuffer(memory, array.dtype, math.prod(array.shape)).reshape(array.shape)
         event = self._cuda.Event(disable_timing=True)
-        self._runtime.memcpyAsync(host.ctypes.data, array.pointer, array.nbytes, _DEVICE_TO_HOST, self.stream.ptr)
+        if array.nbytes:
+            self._runtime.memcpyAsync(host.ctypes.data, array.pointer, array.nbytes, _DEVICE_TO_HOST, self.stream.ptr)
         event.record(self.stream)
         return CudaDownload(host, event)
 

@@ -7,6 +7,7 @@ import pytest
 
 from numba_engine.backends.base import Array, Batch
 from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.replay import DecodeSampling
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 128])
@@ -22,6 +23,10 @@ def test_rows_move_on_and_padding_stays(
     tables = rng.integers(0, 1000, (num_rows, max_blocks))
     before = {name: rng.integers(0, 50, num_rows) for name in ("token_ids", "positions", "slot_mapping")}
     index, drawn = rng.integers(0, 2**32, num_rows, dtype=np.uint32), rng.integers(0, 50000, num_rows)
+    room = 6
+    begins = room * np.arange(num_rows)
+    lengths = rng.integers(0, room, num_rows)
+    history = rng.integers(0, 50000, room * num_rows)
 
     def int32(values: np.ndarray) -> Array:
         return backend.upload(values.astype(np.int32))
@@ -38,8 +43,18 @@ def test_rows_move_on_and_padding_stays(
         max_query_len=1,
         max_context_len=max_blocks * block_size,
     )
-    output_index = backend.upload(index)
-    backend.advance(batch, output_index, int32(drawn), block_size)
+    column = int32(np.zeros(num_rows))
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    others = ("seed", "history_prompt_lens", "bias_begins", "bias_ends", "bias_token_ids", "bias_values")
+    sampling = DecodeSampling(
+        **dict.fromkeys((*names, *others), column),  # advance looks at none of them
+        output_index=backend.upload(index),
+        history_begins=int32(begins),
+        history_ends=int32(begins + lengths),
+        history=int32(history),
+        changes_logits=True,
+    )
+    backend.advance(batch, sampling, int32(drawn), block_size)
 
     slots = tables[np.arange(num_rows), contexts // block_size] * block_size + contexts % block_size
     for array, moved, stays in [
@@ -47,6 +62,10 @@ def test_rows_move_on_and_padding_stays(
         (batch.positions, contexts, before["positions"]),
         (batch.slot_mapping, slots, before["slot_mapping"]),
         (batch.context_lens, contexts + 1, contexts),
-        (output_index, index + np.uint32(1), index),
+        (sampling.output_index, index + np.uint32(1), index),
+        (sampling.history_ends, begins + lengths + (lengths > 0), begins + lengths),
     ]:
         np.testing.assert_array_equal(backend.download(array), np.where(is_real, moved, stays))
+    grows = is_real & (lengths > 0)
+    history[(begins + lengths)[grows]] = drawn[grows]
+    np.testing.assert_array_equal(backend.download(sampling.history), history)

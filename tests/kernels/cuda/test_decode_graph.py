@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from numba_engine import LLM, EngineConfig, FinishReason, SamplingParams
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.config import BackendName
+from numba_engine.execution.decode_state import DecodeSize
 from tests.models.cases import PROMPT
 from tests.tiny_models import TinyModel, write_hf
 
@@ -41,11 +43,17 @@ def seeded(max_tokens: int, **sampling: Any) -> SamplingParams:
     )
 
 
-def launches_of(llm: LLM) -> dict[tuple[int, int], int]:
-    """(rows, longest context) of each recording → its launches."""
+def launches_of(llm: LLM) -> dict[DecodeSize, int]:
+    """Launches of each recording."""
     graphs = llm._runner._graphs
     assert graphs is not None
     return {size: recording.num_launches for size, recording in graphs._recordings.items()}
+
+
+def plain(llm: LLM) -> set[int]:
+    """Launches of those that draw nothing but tokens."""
+    launches = launches_of(llm).items()
+    return {num for size, num in launches if not size.changes_logits and size.num_top_logprobs < 0}
 
 
 @contextmanager
@@ -104,7 +112,7 @@ def test_tokens_are_the_cpus_through_joins_leaves_and_longer_contexts(
     assert tuple(got["joins"]) == expected["joins"][:4]
     assert tuple(got["leaves"]) == expected["leaves"][: len(got["leaves"])]
     assert len(got["leaves"]) == 7
-    assert {(4, 256), (2, 512)} <= launches_of(llm).keys()
+    assert {(4, 256), (2, 512)} <= {(size.num_rows, size.max_context_len) for size in launches_of(llm)}
     assert llm.stats.num_free_kv_blocks == llm.stats.num_kv_blocks
 
 
@@ -129,11 +137,36 @@ def test_a_replay_copies_nothing_but_the_token_read(backend: BackendName, make_l
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_penalties_biases_and_log_probabilities_are_recorded_too(backend: BackendName, make_llm: MakeLLM) -> None:
+    """What one row wants the others do not notice; lists grow on the device; then all is as without."""
+    prompts = [PROMPT[:7], PROMPT[3:9], PROMPT[:12]]
+    wishes = [
+        seeded(8, repetition_penalty=1.3, presence_penalty=0.3, frequency_penalty=0.4),
+        seeded(5, logit_bias={5: 7.5, 77: -100.0, 200: 6.0}, logprobs=3),
+        seeded(11),
+    ]
+    cpu, llm = make_llm("cpu"), make_llm(backend)
+    for _ in range(2):
+        together = llm.generate(prompts, wishes)
+        for got, prompt, own in zip(together, prompts, wishes, strict=True):
+            expected = cpu.generate(prompt, own)[0]
+            assert got.token_ids == expected.token_ids
+            assert len(got.logprobs) == len(expected.logprobs)
+            for position, right in zip(got.logprobs, expected.logprobs, strict=True):
+                ours, theirs = (position.chosen, *position.top), (right.chosen, *right.top)
+                assert [entry.token_id for entry in ours] == [entry.token_id for entry in theirs]
+                logprobs = [entry.logprob for entry in theirs]
+                np.testing.assert_allclose([entry.logprob for entry in ours], logprobs, rtol=0, atol=1e-4)
+    kinds = {(size.changes_logits, size.num_top_logprobs) for size in launches_of(llm)}
+    assert {(True, 5), (True, -1), (False, -1)} <= kinds
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_launches_of_a_textbook_step(backend: BackendName, make_llm: MakeLLM) -> None:
     """The embedding; ten ops a layer; the rows, their norm and the LM head; the draw, and the step onward."""
     llm = make_llm(backend, fusion=False)
     llm.generate(PROMPT[:5], seeded(3))
-    assert set(launches_of(llm).values()) == {10 * MODEL.num_layers + 6}
+    assert plain(llm) == {10 * MODEL.num_layers + 6}
 
 
 @pytest.mark.xfail(reason="the phases are not fused yet", strict=False)
@@ -142,4 +175,4 @@ def test_launches_of_a_fused_step(backend: BackendName, make_llm: MakeLLM) -> No
     """Five kernels a layer, and the embedding, the LM head, the draw and the step onward."""
     llm = make_llm(backend)
     llm.generate(PROMPT[:5], seeded(3))
-    assert max(launches_of(llm).values()) <= 5 * MODEL.num_layers + 4
+    assert max(plain(llm)) <= 5 * MODEL.num_layers + 4

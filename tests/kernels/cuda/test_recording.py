@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable
 
@@ -109,7 +108,6 @@ def test_memory_comes_back_with_the_end_of_the_recordings(
         pytest.skip("a pool keeps memory to itself")
     order, out = device.upload(ORDER), device.upload(np.zeros(SHAPE, np.float32))
     gather_rows(device, out, device.upload(rows(rng)), order)  # loads the kernel
-    gc.collect()
     before = simulated.arena.used_bytes
     x = device.upload(rows(rng))
     recordings = []
@@ -124,10 +122,8 @@ def test_memory_comes_back_with_the_end_of_the_recordings(
     array_bytes = 4 * SHAPE[0] * SHAPE[1]
     assert simulated.arena.used_bytes - before == 3 * array_bytes
     del recording, recordings[0], passing
-    gc.collect()
     assert simulated.arena.used_bytes - before == 2 * array_bytes
     del recordings[0], x
-    gc.collect()
     assert simulated.arena.used_bytes == before
 
 

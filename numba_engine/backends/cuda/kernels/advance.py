@@ -1,9 +1,11 @@
 """advance: move a batch of one token a sequence on to the tokens that were drawn for it, without the host.
 
-    token_ids = drawn;  positions, context_lens, output_index += 1;  slot_mapping from the block table
+    token_ids = drawn;  positions, context_lens, output_index += 1;  slot_mapping from the block table;
+    a history that is not empty grows by the token
 
 Arrays (flat), S rows: token_ids, positions, slot_mapping, context_lens int32; output_index uint32; drawn int32;
-block_tables int32 [S, max_blocks]. Rows with a context_len of 0 are padding and stay as they are.
+block_tables int32 [S, max_blocks]; history int32, of which row r has history_begins[r] … history_ends[r] - 1 and room
+for more. Rows with a context_len of 0 are padding and stay as they are.
 
 A thread a row. Bytes moved: a few words a row.
 """
@@ -30,6 +32,9 @@ def advance_kernel() -> Kernel:
         slot_mapping,
         context_lens,
         output_index,
+        history_ends,
+        history,
+        history_begins,
         drawn,
         block_tables,
         num_rows,
@@ -49,9 +54,13 @@ def advance_kernel() -> Kernel:
         slot_mapping[row] = int32(uint32(block << log2_block) | offset)
         context_lens[row] = int32(uint32(position + uint32(1)))
         output_index[row] = uint32(output_index[row] + uint32(1))
+        end = uint32(history_ends[row])
+        if end > uint32(history_begins[row]):
+            history[end] = drawn[row]
+            history_ends[row] = int32(uint32(end + uint32(1)))
 
     integers = int32[::1]
-    arguments = (integers, integers, integers, integers, uint32[::1], integers, integers, uint32, uint32, uint32)
+    arguments = (*[integers] * 4, uint32[::1], *[integers] * 5, uint32, uint32, uint32)
     return Kernel("advance", advance, arguments, THREADS)
 
 
@@ -64,13 +73,21 @@ class AdvancedArrays:
     slot_mapping: DeviceArray
     context_lens: DeviceArray
     output_index: DeviceArray
+    history_ends: DeviceArray
+    history: DeviceArray  # as much as all rows have room for
 
 
 def advance(
-    device: Device, arrays: AdvancedArrays, drawn: DeviceArray, block_tables: DeviceArray, block_size: int
+    device: Device,
+    arrays: AdvancedArrays,
+    history_begins: DeviceArray,
+    drawn: DeviceArray,
+    block_tables: DeviceArray,
+    block_size: int,
 ) -> None:
     num_rows, max_blocks = block_tables.shape
     a = arrays
-    written = [a.token_ids, a.positions, a.slot_mapping, a.context_lens, a.output_index]
+    written = [a.token_ids, a.positions, a.slot_mapping, a.context_lens, a.output_index, a.history_ends, a.history]
+    read = [history_begins, drawn, flat(block_tables)]
     sizes = [num_rows, max_blocks, block_size.bit_length() - 1]
-    device.launch(advance_kernel(), -(-num_rows // THREADS), [*written, drawn, flat(block_tables), *sizes])
+    device.launch(advance_kernel(), -(-num_rows // THREADS), [*written, *read, *sizes])

@@ -54,7 +54,7 @@ LN_2 = 0.6931471805599453
 
 @dataclass(frozen=True, slots=True)
 class SamplingArrays:
-    """``SamplingBatch`` on the device, and where its ragged lists are empty."""
+    """``SamplingBatch`` or ``DecodeSampling`` on the device."""
 
     temperature: DeviceArray
     top_k: DeviceArray
@@ -65,16 +65,15 @@ class SamplingArrays:
     frequency_penalty: DeviceArray
     seed: DeviceArray
     output_index: DeviceArray
-    history_offsets: DeviceArray
+    history_begins: DeviceArray
+    history_ends: DeviceArray
     history: DeviceArray
     history_prompt_lens: DeviceArray
-    bias_offsets: DeviceArray
+    bias_begins: DeviceArray
+    bias_ends: DeviceArray
     bias_token_ids: DeviceArray
     bias_values: DeviceArray
-
-    @property
-    def changes_logits(self) -> bool:
-        return self.history.shape[0] > 0 or self.bias_values.shape[0] > 0
+    changes_logits: bool
 
 
 @cuda.jit(device=True, inline="always")
@@ -301,21 +300,23 @@ def penalties_kernel() -> Kernel:
         raw_history,
         raw_bias,
         counts,
-        history_offsets,
+        history_begins,
+        history_ends,
         history,
         prompt_lens,
         repetitions,
         presences,
         frequencies,
-        bias_offsets,
+        bias_begins,
+        bias_ends,
         bias_token_ids,
         bias_values,
         vocab,
     ):
         thread, row = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x)
         first = uint32(row * vocab)
-        begin, end = uint32(history_offsets[row]), uint32(history_offsets[row + 1])
-        bias_begin, bias_end = uint32(bias_offsets[row]), uint32(bias_offsets[row + 1])
+        begin, end = uint32(history_begins[row]), uint32(history_ends[row])
+        bias_begin, bias_end = uint32(bias_begins[row]), uint32(bias_ends[row])
         output_begin = uint32(begin + uint32(prompt_lens[row]))
         i = uint32(begin + thread)
         while i < end:
@@ -350,8 +351,8 @@ def penalties_kernel() -> Kernel:
             i = uint32(i + uint32(PENALTY_THREADS))
 
     floats, integers = float32[::1], int32[::1]
-    arguments = (floats, floats, floats, uint32[::1], integers, integers, integers, floats, floats, floats)
-    return Kernel("penalties", penalties, (*arguments, integers, integers, floats, uint32), PENALTY_THREADS)
+    arguments = (floats, floats, floats, uint32[::1], *[integers] * 4, floats, floats, floats)
+    return Kernel("penalties", penalties, (*arguments, *[integers] * 3, floats, uint32), PENALTY_THREADS)
 
 
 @cache
@@ -398,9 +399,11 @@ def chosen_logprobs_kernel() -> Kernel:
         totals,
         raw_history,
         raw_bias,
-        history_offsets,
+        history_begins,
+        history_ends,
         history,
-        bias_offsets,
+        bias_begins,
+        bias_ends,
         bias_token_ids,
         vocab,
     ):
@@ -410,13 +413,13 @@ def chosen_logprobs_kernel() -> Kernel:
         if thread == uint32(0):
             raw[0] = as_bits(logits[uint32(row * vocab + token)])
         cuda.syncthreads()
-        i = uint32(uint32(history_offsets[row]) + thread)
-        while i < uint32(history_offsets[row + 1]):
+        i = uint32(uint32(history_begins[row]) + thread)
+        while i < uint32(history_ends[row]):
             if uint32(history[i]) == token:
                 cuda.atomic.exch(raw, 0, as_bits(raw_history[i]))
             i = uint32(i + uint32(PENALTY_THREADS))
-        i = uint32(uint32(bias_offsets[row]) + thread)
-        while i < uint32(bias_offsets[row + 1]):
+        i = uint32(uint32(bias_begins[row]) + thread)
+        while i < uint32(bias_ends[row]):
             if uint32(bias_token_ids[i]) == token:
                 cuda.atomic.exch(raw, 0, as_bits(raw_bias[i]))
             i = uint32(i + uint32(PENALTY_THREADS))
@@ -425,7 +428,7 @@ def chosen_logprobs_kernel() -> Kernel:
             logprobs[row] = float32(as_float(raw[0]) - totals[row])
 
     floats, integers = float32[::1], int32[::1]
-    arguments = (floats, integers, floats, floats, floats, floats, integers, integers, integers, integers, uint32)
+    arguments = (floats, integers, floats, floats, floats, floats, *[integers] * 6, uint32)
     return Kernel("chosen_logprobs", chosen_logprobs, arguments, PENALTY_THREADS)
 
 
@@ -448,10 +451,11 @@ def sample(device: Device, token_ids: DeviceArray, logits: DeviceArray, sampling
 def penalties(device: Device, logits: DeviceArray, sampling: SamplingArrays, scratch: SampleScratch) -> None:
     num_rows, vocab = logits.shape
     s = sampling
-    arrays = [flat(logits), scratch.raw_history, scratch.raw_bias, flat(scratch.counts), s.history_offsets, s.history]
-    parameters = [s.history_prompt_lens, s.repetition_penalty, s.presence_penalty, s.frequency_penalty]
-    bias = [s.bias_offsets, s.bias_token_ids, s.bias_values]
-    device.launch(penalties_kernel(), num_rows, [*arrays, *parameters, *bias, vocab])
+    arrays = [flat(logits), scratch.raw_history, scratch.raw_bias, flat(scratch.counts)]
+    history = [s.history_begins, s.history_ends, s.history, s.history_prompt_lens]
+    parameters = [s.repetition_penalty, s.presence_penalty, s.frequency_penalty]
+    bias = [s.bias_begins, s.bias_ends, s.bias_token_ids, s.bias_values]
+    device.launch(penalties_kernel(), num_rows, [*arrays, *history, *parameters, *bias, vocab])
 
 
 def logprob_totals(
@@ -475,5 +479,5 @@ def chosen_logprobs(
     num_rows, vocab = logits.shape
     s = sampling
     arrays = [logprobs, token_ids, flat(logits), totals, scratch.raw_history, scratch.raw_bias]
-    lists = [s.history_offsets, s.history, s.bias_offsets, s.bias_token_ids]
+    lists = [s.history_begins, s.history_ends, s.history, s.bias_begins, s.bias_ends, s.bias_token_ids]
     device.launch(chosen_logprobs_kernel(), num_rows, [*arrays, *lists, vocab])
