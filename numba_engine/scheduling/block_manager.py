@@ -67,13 +67,16 @@ class BlockManager:
         sequence.block_table = []
         sequence.num_computed_tokens = 0
 
-    def publish(self, sequence: Sequence) -> None:
-        """Make the sequence's computed full blocks findable."""
-        if not self._prefix_caching:
-            return
+    def publish(self, sequence: Sequence, num_new_tokens: int) -> None:
+        """Make the blocks findable that are full by the last so many tokens computed."""
+        first = (sequence.num_computed_tokens - num_new_tokens) // self.block_size
         num_full = sequence.num_computed_tokens // self.block_size
+        if not self._prefix_caching or first == num_full:
+            return
         self._hash_blocks(sequence, num_full)
-        for block, block_hash in zip(sequence.block_table[:num_full], sequence.block_hashes, strict=False):
+        for block, block_hash in zip(
+            sequence.block_table[first:num_full], sequence.block_hashes[first:num_full], strict=True
+        ):
             if block not in self._hash_of_block and block_hash not in self._block_of_hash:
                 self._block_of_hash[block_hash] = block
                 self._hash_of_block[block] = block_hash

@@ -74,7 +74,7 @@ class Scheduler:
         for scheduled in step:
             if scheduled.sequence.is_running:
                 scheduled.sequence.num_computed_tokens += scheduled.num_new_tokens
-                self.blocks.publish(scheduled.sequence)
+                self.blocks.publish(scheduled.sequence, scheduled.num_new_tokens)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished or aborted sequence and free its blocks."""

@@ -20,8 +20,9 @@ def make_sequence(token_ids: list[int]) -> Sequence:
 
 
 def compute(blocks: BlockManager, sequence: Sequence) -> None:
+    num_new_tokens = len(sequence) - sequence.num_computed_tokens
     sequence.num_computed_tokens = len(sequence)
-    blocks.publish(sequence)
+    blocks.publish(sequence, num_new_tokens)
 
 
 @pytest.mark.parametrize(("length", "expected"), [(1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
