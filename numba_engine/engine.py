@@ -1,7 +1,8 @@
 """LLM: the engine's front door. Start reading here.
 
 One step is: the scheduler picks sequences, the runner moves each of them on by a forward pass and a draw, and each
-request turns its new token into text.
+request turns its new token into text. On a GPU the next step is launched before that, where it is the same once more
+whatever the tokens are.
 """
 
 from __future__ import annotations
@@ -351,10 +352,9 @@ class LLM:
         the host has read them. A request that turns out to have ended has a row in it that counts for nothing."""
         if not launched.is_repeatable or self._recorder is not None:
             return None
-        goes_on = all(
-            request.goes_on(num_unseen=1) for request in map(self._request_of, launched.step) if request is not None
-        )
-        return self._runner.launch_again(launched) if goes_on and self._scheduler.repeat(launched.step) else None
+        requests = [self._request_of(scheduled) for scheduled in launched.step]
+        go_on = all(request is not None and request.goes_on(num_unseen=1) for request in requests)
+        return self._runner.launch_again(launched) if go_on and self._scheduler.repeat(launched.step) else None
 
     def _complete(self, launched: LaunchedStep) -> list[RequestOutput]:
         sampled = launched.wait()

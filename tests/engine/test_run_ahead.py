@@ -185,6 +185,15 @@ def test_the_prefix_cache_holds_what_was_computed_ahead(make_deferred: MakeDefer
     assert second.token_ids == llm.generate(again, GREEDY)[0].token_ids
 
 
+def test_steps_without_a_profile_in_one_are_replayed_and_none_runs_ahead(make_deferred: MakeDeferred, llm: LLM) -> None:
+    expected = llm.generate(PROMPT, GREEDY)[0].token_ids
+    deferred = make_deferred()
+    deferred.start_profile(unprofiled_every=3)
+    assert deferred.generate(PROMPT, GREEDY)[0].token_ids == expected
+    deferred.stop_profile()
+    assert set(log_of(deferred).split("a")) == {"", "lr"}
+
+
 def test_a_profile_begins_with_nothing_in_flight(make_deferred: MakeDeferred, llm: LLM) -> None:
     expected = llm.generate(PROMPT, GREEDY)[0].token_ids
     deferred = make_deferred()
