@@ -45,6 +45,11 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
     def Profile(self, request: pb.ProfileRequest, context: grpc.ServicerContext) -> Iterator[pb.ProfileResponse]:
         yield from self._answer("Profile", request, context)
 
+    def EstimateThroughput(
+        self, request: pb.EstimateThroughputRequest, context: grpc.ServicerContext
+    ) -> pb.EstimateThroughputResponse:
+        return self._answer("EstimateThroughput", request, context)
+
     def Tokenize(self, request: pb.TokenizeRequest, context: grpc.ServicerContext) -> pb.TokenizeResponse:
         return self._answer("Tokenize", request, context)
 
@@ -156,14 +161,24 @@ def op(name: str, time_s: float, weight_bytes: int) -> pb.OpProfile:
         activation_bytes=1000,
         flops=2 * weight_bytes,
         gbps=(weight_bytes + 1000) / time_s / 1e9,
+        intensity=2 * weight_bytes / (weight_bytes + 1000),
+        share_of_attainable=0.57,
+        bound=pb.BOUND_MEMORY if weight_bytes else pb.BOUND_LATENCY,
+        num_launches=30,
     )
 
 
 def profile(request: pb.ProfileRequest, context: grpc.ServicerContext) -> Iterator[pb.ProfileResponse]:
     """A Profile of one prefill step and two decode steps."""
     ops = [op("linear", 0.003, 60_000_000), op("attention", 0.001, 0)]
+    peaks = [
+        pb.DevicePeak(name="read bandwidth", value=35.0, unit="GB/s", source=pb.FIGURE_SOURCE_MEASURED),
+        pb.DevicePeak(name="int8 dot products", value=0.4, unit="TFLOPS", source=pb.FIGURE_SOURCE_MEASURED),
+    ]
     yield pb.ProfileResponse(
-        device=pb.ProfiledDevice(backend="cpu", name="EPYC", num_threads=2, time_source=pb.TIME_SOURCE_HOST_CLOCK)
+        device=pb.ProfiledDevice(
+            backend="cpu", name="EPYC", num_threads=2, time_source=pb.TIME_SOURCE_HOST_CLOCK, peaks=peaks
+        )
     )
     yield pb.ProfileResponse(
         model=pb.ProfiledModel(
@@ -174,6 +189,12 @@ def profile(request: pb.ProfileRequest, context: grpc.ServicerContext) -> Iterat
             weight_formats=["Q4_1", "Q8_0"],
         )
     )
+    if request.HasField("live"):
+        yield pb.ProfileResponse(waiting=pb.WaitingForTraffic())
+    calls = [
+        pb.OpCall(name="embedding", start_s=0.0, time_s=0.00002),
+        *(pb.OpCall(name="linear", layer=i, start_s=0.001 * i, time_s=0.0005 + 0.0001 * i) for i in range(3)),
+    ]
     for index, (prefill, decode) in enumerate(((5, 0), (0, 1), (0, 1))):
         step = pb.StepProfile(
             index=index,
@@ -183,6 +204,8 @@ def profile(request: pb.ProfileRequest, context: grpc.ServicerContext) -> Iterat
             time_s=0.005,
             ops=ops,
             text=f" word{index}\n",
+            calls=calls if request.detail == pb.PROFILE_DETAIL_TIMELINE else (),
+            unprofiled=request.unprofiled_every > 0 and index == 2,
         )
         yield pb.ProfileResponse(step=step)
     yield pb.ProfileResponse(
@@ -203,5 +226,84 @@ def profile(request: pb.ProfileRequest, context: grpc.ServicerContext) -> Iterat
             ],
             finish_reason=pb.FINISH_REASON_MAX_TOKENS,
             usage=USAGE,
+            weight_bytes_per_token=97_000_000,
+            kv_bytes_per_token=1_000_000,
+            decode_tokens_per_s_p10=190.0,
+            decode_tokens_per_s_p90=205.0,
+            decode_arithmetic_idle_share=0.875,
+            launches_per_step=30,
+            launch_gap_s_per_step=0.0002,
+            host_s_per_step=0.001,
+            overhead_s_per_step=0.00003,
+            num_unprofiled_steps=1,
+            unprofiled_step_s=0.0049,
+            profiled_step_s=0.005,
+            profiled_ops_s=0.004,
+            memory=pb.MemoryUse(
+                weight_bytes=98_000_000, kv_cache_bytes=10**9, kv_used_bytes=3 * 10**6, process_bytes=5 * 10**8
+            ),
         )
+    )
+
+
+def estimates(request: pb.EstimateThroughputRequest, context: grpc.ServicerContext) -> pb.EstimateThroughputResponse:
+    """Of each GPU that is asked for, or of two: 8 G parameters in fp16."""
+    return pb.EstimateThroughputResponse(estimates=map(_estimate, request.gpus or ("rtx4090", "h200")))
+
+
+def _estimate(gpu: str) -> pb.ThroughputEstimate:
+    phase = pb.PhaseEstimate(
+        time_per_token_s=0.0158730,
+        tokens_per_s=63.0,
+        pass_s=0.0158730,
+        bound=pb.BOUND_MEMORY,
+        memory_s=0.0158730,
+        compute_s=0.0000969,
+        weight_bytes=16e9,
+        flops=16e9,
+        share_of_tensor_peak=0.0061,
+    )
+    bandwidth = pb.DevicePeak(
+        name="bandwidth", value=1008, unit="GB/s", source=pb.FIGURE_SOURCE_DATASHEET, citation="a whitepaper"
+    )
+    fp16 = pb.DevicePeak(name="fp16 tensor cores", value=165.2, unit="TFLOPS", source=pb.FIGURE_SOURCE_DATASHEET)
+    return pb.ThroughputEstimate(
+        model="8B parameters",
+        num_parameters=8 * 10**9,
+        weight_format="fp16",
+        kv_format="fp16",
+        batch=1,
+        context=1024,
+        tensor_parallel=1,
+        gpu=pb.PlannedGpu(
+            key=gpu, name=f"NVIDIA {gpu}", memory_bytes=24 << 30, memory_kind="GDDR6X", peaks=[bandwidth, fp16]
+        ),
+        decode=phase,
+        prefill=phase,
+        memory=pb.MemoryNeed(weight_bytes=16e9, total_bytes=16e9, available_bytes=24 << 30, fits=gpu != "h200"),
+        machine_balance=164.0,
+        decode_intensity=1.0,
+        ridge_batch=164,
+        levers=[
+            pb.Lever(
+                name="near-memory compute",
+                change="4 × the bandwidth",
+                metric="decode",
+                tokens_per_s=252.0,
+                factor=4.0,
+                bound=pb.BOUND_MEMORY,
+                memory_bytes=16e9,
+                fits=True,
+                source="a paper",
+            )
+        ],
+        energy=[
+            pb.EnergyLevel(level="registers", count=32e9, unit="bytes", picojoules=0.156, joules=0.04, source="a talk"),
+            pb.EnergyLevel(
+                level="arithmetic", count=8e9, unit="multiply-adds", picojoules=1.5, joules=0.012, source="a talk"
+            ),
+        ],
+        joules_per_token=0.052,
+        joules_per_token_at_tdp=7.14,
+        notes=["KV cache is not counted"],
     )

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,43 @@ def test_wrong_usage_is_one_line(run: Run, service: FakeService, arguments: list
     assert service.requests == []
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("profile", ["--live", "--prompt", "p"], "at most one of"),
+        ("profile", ["--synthetic", "1x8", "--live", "5"], "at most one of"),
+        ("profile", ["--warm-up", "-1"], "warm_up_steps = -1"),
+        ("estimate", ["--params", "8B", "--config", "pyproject.toml"], "either config_json or num_parameters"),
+        ("estimate", ["--num-layers", "4"], "goes with num_parameters"),
+        ("estimate", ["--draft-len", "4"], "goes with acceptance"),
+    ],
+)
+def test_wrong_usage_of_the_others(
+    run: Run, service: FakeService, command: str, arguments: list[str], message: str
+) -> None:
+    code, out, err = run(command, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert service.requests == []
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("profile", ["--synthetic", "4"], "'4' is no number of sequences and tokens such as 4x512"),
+        ("profile", ["--detail", "all"], "invalid choice: 'all'"),
+        ("estimate", ["--params", "many"], "'many' is no number of parameters"),
+        ("estimate", ["--params", "inf"], "'inf' is no number of parameters"),
+    ],
+)
+def test_wrong_values(
+    run: Run, capsys: pytest.CaptureFixture[str], command: str, arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        run(command, *arguments)
+    assert message in capsys.readouterr().err
+
+
 def test_wrong_logit_bias(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("generate", "--prompt", "p", "--logit-bias", "x:1")
@@ -203,11 +241,110 @@ def test_profile_table(run: Run, service: FakeService) -> None:
     assert "tiny (llama, 135 M parameters, 98.0 MB as Q4_1, Q8_0)" in out
     assert "on cpu: EPYC; times by host clock, bytes by formula" in out
     rows = {line.split()[0]: line.split() for line in lines if line[:1].isalpha()}
-    assert rows["linear"][1:7] == ["15", "3.000", "60.00", "20.0", "120.0", "60.0%"]
-    assert rows["host"][1] == "20.0%"
-    assert "the limit is 357.1 tok/s: 56% of it reached" in out
+    assert rows["linear"][1:9] == ["15", "3.000", "60.00", "20.0", "2", "57%", "memory", "60.0%"]
+    assert rows["attention"][6:8] == ["57%", "latency"]
+    figures = {line[:15].strip(): " ".join(line[15:].split()) for line in lines}
+    assert figures["decode"] == "200.0 tok/s median of 2 steps; 10th to 90th of 100: 190.0 to 205.0"
+    assert figures["a token moves"] == "98.0 MB weights 97.0 MB, KV 1.0 MB"
+    assert figures["limit"] == "357.1 tok/s at the 35.0 GB/s that this machine reads, measured"
+    assert figures["reached"] == "56% of that limit"
+    assert figures["arithmetic idle"] == "87.5% of decode time, by formula of 0.4 TFLOPS (int8 dot products)"
+    assert figures["host"] == "1.00 ms a decode step, 200.0 µs of it between ops; launches: 30"
+    assert figures["looking cost"] == "30.0 µs a decode step; subtracted above"
+    assert figures["a step"] == "4.90 ms without looking, 5.00 ms with it (4.00 ms in ops)"
+    assert figures["memory"] == "500.0 MB of the process; weights 98.0 MB, KV 3.0 MB of 1.0 GB in use"
     assert (service.requests[0].num_tokens, service.requests[0].fusion) == (3, False)
     assert service.requests[0].prompt
+
+
+def test_profile_of_made_up_prompts(run: Run, service: FakeService) -> None:
+    code, out, _ = run(
+        *("profile", "--synthetic", "4x512", "--detail", "timeline", "--warm-up", "3", "--unprofiled-every", "2")
+    )
+    request = service.requests[0]
+    assert (request.synthetic.num_seqs, request.synthetic.prompt_len) == (4, 512)
+    assert (request.detail, request.warm_up_steps, request.unprofiled_every) == (pb.PROFILE_DETAIL_TIMELINE, 3, 2)
+    assert code == 0
+    lines = out.splitlines()
+    assert "calls of step 2" in lines
+    rows = [line.split() for line in lines[lines.index("calls of step 2") :]]
+    [linear] = [row for row in rows if row[:2] == ["linear", "3"]]
+    assert " ".join(linear[2:]) == "0.0 µs 500.0 µs 600.0 µs 700.0 µs 2", "first at, fastest, median, slowest, layer"
+    [embedding] = [row for row in rows if row[:1] == ["embedding"]]
+    assert embedding[-1] == "-", "it is in no layer"
+    assert lines[3].split()[:6] == ["2", "0", "1", "5.00", "-", "-"], "that step was not looked at"
+
+
+def test_profile_of_live_traffic(run: Run, service: FakeService) -> None:
+    code, _, err = run("profile", "--live")
+    assert (code, err) == (0, "waiting for requests to profile …\n")
+    assert service.requests[0].live.num_steps == 100
+    assert run("profile", "--live", "7", "--detail", "summary")[0] == 0
+    assert (service.requests[1].live.num_steps, service.requests[1].detail) == (7, pb.PROFILE_DETAIL_SUMMARY)
+
+
+def test_ctrl_c_ends_a_watch_with_its_summary(run: Run, service: FakeService) -> None:
+    aborted = threading.Event()
+
+    def watch(request: pb.ProfileRequest, context: grpc.ServicerContext) -> Iterator[pb.ProfileResponse]:
+        *before, summary = fake.profile(request, context)
+        yield from before
+        os.kill(os.getpid(), signal.SIGINT)
+        assert aborted.wait(10)
+        yield summary
+
+    def abort(request: pb.AbortRequest, context: grpc.ServicerContext) -> pb.AbortResponse:
+        assert request.request_id == service.requests[0].request_id
+        aborted.set()
+        return pb.AbortResponse()
+
+    service.behaviours |= {"Profile": watch, "Abort": abort}
+    before = signal.getsignal(signal.SIGINT)
+    code, out, _ = run("profile", "--live")
+    assert code == 0
+    assert "of that limit" in out
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_estimate_of_one_gpu(run: Run, service: FakeService, tmp_path: Path) -> None:
+    service.behaviours["EstimateThroughput"] = fake.estimates
+    code, out, err = run(
+        *("estimate", "--params", "8B", "--gpu", "rtx4090", "--weights", "fp16", "-b", "2", "--tp", "4"),
+        *("--speculative-acceptance", "0", "--draft-len", "3", "--target-speed", "20"),
+    )
+    assert (code, err) == (0, "")
+    request = service.requests[0]
+    assert (request.size.num_parameters, request.size.HasField("num_layers")) == (8 * 10**9, False)
+    assert (list(request.gpus), request.weight_format, request.kv_format) == (["rtx4090"], "fp16", "")
+    assert (request.batch, request.HasField("context"), request.tensor_parallel) == (2, False, 4)
+    assert request.HasField("speculation"), "an acceptance of 0 is one"
+    assert (request.speculation.acceptance, request.speculation.draft_len, request.target_tokens_per_s) == (0, 3, 20)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "8B parameters: 8 G parameters; weights fp16, KV fp16; batch 1, context 1,024" in lines
+    assert "NVIDIA rtx4090: 1,008 GB/s (datasheet), 25.8 GB GDDR6X" in lines
+    assert "decode, a token 15.87 ms 63.0 15.87 ms 96.9 µs memory 0.61%" in lines
+    assert "ridge: bound by arithmetic from batch 164" in lines
+    assert "memory on each GPU: weights 16.0 GB + KV not counted = 16.0 GB of 25.8 GB: fits" in lines
+    assert "near-memory compute decode 252.0 4.00 × memory 16.0 GB 4 × the bandwidth" in lines
+    assert "arithmetic 8 G 1.5 a multiply-add 12.0 mJ 23.1%" in lines
+    assert "together 52.0 mJ; at TDP for the time of a token 7.14 J" in lines
+    assert lines[-3:] == ["a whitepaper", "a paper", "a talk"]
+
+
+def test_estimate_of_all_gpus_and_a_config(run: Run, service: FakeService, tmp_path: Path) -> None:
+    service.behaviours["EstimateThroughput"] = fake.estimates
+    config = tmp_path / "config.json"
+    config.write_text('{"hidden_size": 64}')
+    code, out, _ = run("estimate", "--config", str(config))
+    assert code == 0
+    assert service.requests[0].config_json == '{"hidden_size": 64}'
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
+    assert rows["rtx4090"][1:7] == ["1,008", "15.87", "63.0", "memory", "63.0", "164"]
+    assert rows["h200"][-3:] == ["does", "NOT", "fit"]
+    estimates = json.loads(run("estimate", "--json")[1])["estimates"]
+    assert not service.requests[1].WhichOneof("model"), "the server's own model"
+    assert estimates[0]["num_parameters"] == 8 * 10**9
+    assert estimates[0]["decode"]["bound"] == "BOUND_MEMORY"
 
 
 def test_profile_json_has_numbers_as_numbers(run: Run) -> None:

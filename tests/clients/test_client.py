@@ -371,6 +371,44 @@ async def test_profile(service: FakeService, target: str) -> None:
     assert not service.requests[1].HasField("num_tokens")
 
 
+async def test_profiles_without_a_prompt(service: FakeService, target: str) -> None:
+    service.behaviours["Profile"] = fake.profile
+    waits: list[str] = []
+    with Client(target) as client:
+        list(client.profile(synthetic={"num_seqs": 2}, detail="timeline", warm_up_steps=3, unprofiled_every=4))
+        list(client.profile(live_steps=5, on_wait=lambda: waits.append("sync")))
+        for wrong in ({}, {"live_steps": 1, "synthetic": {}}):
+            with pytest.raises(TypeError, match="exactly one of prompt"):
+                client.profile(**wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="summary, ops or timeline"):
+            client.profile("p", detail="all")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="'steps' is no parameter"):
+            client.profile("p", steps=3)  # type: ignore[call-arg]
+    async with AsyncClient(target) as async_client:
+        async for _ in async_client.profile(live_steps=5, on_wait=lambda: waits.append("async")):
+            pass
+    assert waits == ["sync", "async"]
+    synthetic, live, _ = service.requests
+    assert (synthetic.synthetic.num_seqs, synthetic.synthetic.HasField("prompt_len")) == (2, False)
+    assert (synthetic.detail, synthetic.warm_up_steps, synthetic.unprofiled_every) == (pb.PROFILE_DETAIL_TIMELINE, 3, 4)
+    assert live.live.num_steps == 5
+
+
+async def test_estimate_throughput(service: FakeService, target: str) -> None:
+    service.behaviours["EstimateThroughput"] = fake.estimates
+    with Client(target) as client:
+        [one] = client.estimate_throughput("h200", num_parameters=10**9, num_layers=2, acceptance=0.5, batch=3)
+        assert (one.gpu.key, one.decode.tokens_per_s) == ("h200", 63.0)
+        with pytest.raises(ValueError, match="batch = -1"):
+            client.estimate_throughput(batch=-1)
+    async with AsyncClient(target) as async_client:
+        assert len(await async_client.estimate_throughput(config_json="{}")) == 2
+    by_size, by_config = service.requests
+    assert (by_size.size.num_parameters, by_size.size.num_layers, by_size.batch) == (10**9, 2, 3)
+    assert (by_size.speculation.acceptance, by_size.speculation.HasField("draft_len")) == (0.5, False)
+    assert (by_config.WhichOneof("model"), by_config.HasField("speculation")) == ("config_json", False)
+
+
 async def test_tokenize_and_detokenize(service: FakeService, target: str) -> None:
     service.behaviours["Tokenize"] = lambda request, context: pb.TokenizeResponse(token_ids=[len(request.text), 7])
     service.behaviours["Detokenize"] = lambda request, context: pb.DetokenizeResponse(text=str(list(request.token_ids)))

@@ -105,6 +105,31 @@ def test_profile(client: Client) -> None:
     assert stream.summary.usage.completion_tokens == 4
 
 
+def test_a_synthetic_timeline(client: Client) -> None:
+    stream = client.profile(
+        synthetic={"num_seqs": 3, "prompt_len": 5}, num_tokens=3, detail="timeline", warm_up_steps=2
+    )
+    prefill, *decode = stream
+    assert (prefill.num_prefill_tokens, [step.num_decode_tokens for step in decode]) == (15, [3, 3])
+    for step in decode:
+        layers = [call.layer for call in step.calls if call.name == "attention" and call.HasField("layer")]
+        assert layers == [0, 1]
+        ends = [call.start_s + call.time_s for call in step.calls]
+        assert all(later.start_s >= end - 1e-5 for end, later in zip(ends, step.calls[1:], strict=False))
+        assert max(ends) <= step.time_s
+        assert sum(call.flops for call in step.calls) == sum(op.flops for op in step.ops)
+    assert stream.device is not None
+    assert stream.device.peaks[0].source == pb.FIGURE_SOURCE_MEASURED
+    assert stream.model is not None
+    assert stream.summary is not None
+    # One sequence at once would read what is said of a token; three share all but their rows of the embedding.
+    of_a_token = {kind.name: kind.num_bytes for kind in stream.model.weight_bytes_per_token}
+    assert 3 * stream.summary.weight_bytes_per_token == pytest.approx(
+        sum(of_a_token.values()) + 2 * of_a_token["embed_tokens"], abs=3
+    )
+    assert stream.summary.memory.kv_used_bytes > 0
+
+
 def test_facts(client: Client) -> None:
     info = client.model_info()
     assert (info.architecture, info.num_layers, info.has_chat_template, info.backend) == ("llama", 2, True, "cpu")
@@ -120,7 +145,10 @@ def test_commands(serving: Serving, client: Client, capsys: pytest.CaptureFixtur
     assert cli.main(["chat", "--message", "hello", *greedy]) == 0
     assert capsys.readouterr().out == expected + "\n"
     assert cli.main(["profile", "--target", serving.target, "--num-tokens", "3"]) == 0
-    assert "of it reached" in capsys.readouterr().out
+    assert "of that limit" in capsys.readouterr().out
+    assert cli.main(["estimate", "--target", serving.target, "--gpu", "h200", "--gpu", "this-machine"]) == 0
+    rows = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line}
+    assert {"h200", "this-machine"} <= rows
 
 
 def test_sigterm_lets_the_stream_finish(serving: Serving, client: Client) -> None:

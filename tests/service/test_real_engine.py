@@ -13,7 +13,7 @@ import pytest
 
 from numba_engine import LLM, EngineConfig
 from numba_engine_api.v1 import inference_pb2 as api
-from tests.service.conftest import Serve, Served
+from tests.service.conftest import Serve, Served, rest_of
 from tests.service.test_errors import details_of
 from tests.tiny_models import TinyModel, write_hf
 
@@ -105,6 +105,29 @@ async def test_a_profile_beside_live_streams_changes_no_token(served: Served) ->
     assert summary.read_bandwidth_gbps > 0.1
     assert sum(share.share for share in summary.shares) == pytest.approx(1)
     assert await live == alone
+
+
+async def test_profiles_under_8_live_streams_change_no_token(served: Served) -> None:
+    alone = [await text_and_ids(served.stub.Generate(request(i, 100))) for i in range(8)]
+    watch = served.stub.Profile(
+        api.ProfileRequest(
+            live=api.LiveTraffic(num_steps=40), fusion=False, detail=api.PROFILE_DETAIL_TIMELINE, unprofiled_every=3
+        )
+    )
+    assert [(await watch.read()).WhichOneof("event") for _ in range(3)] == ["device", "model", "waiting"]
+    live = [asyncio.create_task(text_and_ids(served.stub.Generate(request(i, 100)))) for i in range(8)]
+    *steps, last = [event async for event in rest_of(watch)]
+    assert len(steps) == 40
+    assert max(event.step.num_seqs for event in steps) == 8
+    assert last.summary.num_prefill_steps + last.summary.num_decode_steps + last.summary.num_unprofiled_steps == 40
+    assert last.summary.num_unprofiled_steps >= 5
+    synthetic = api.SyntheticWorkload(num_seqs=2, prompt_len=30)
+    profiled = served.stub.Profile(api.ProfileRequest(synthetic=synthetic, num_tokens=3, warm_up_steps=1))
+    *_, last = [event async for event in profiled]
+    assert (last.summary.usage.prompt_tokens, last.summary.usage.completion_tokens) == (60, 6)
+    assert await asyncio.gather(*live) == alone
+    status = await served.until(lambda status: status.engine.num_running == 0)
+    assert (status.engine.num_waiting, status.counters.in_flight, status.profiling) == (0, 0, False)
 
 
 async def test_tokenising_a_long_prompt_does_not_hold_up_the_loop(served: Served) -> None:

@@ -28,7 +28,7 @@ from numba_engine_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from numba_engine_client.requests import Message, Sampling
+from numba_engine_client.requests import Message, Planning, Profiling, Sampling, Synthetic
 from numba_engine_client.results import Generation
 from numba_engine_client.retry import Retry
 
@@ -50,10 +50,13 @@ __all__ = [
     "Message",
     "NotFoundError",
     "OverloadedError",
+    "Planning",
     "ProfileStream",
+    "Profiling",
     "Retry",
     "Sampling",
     "ServerError",
+    "Synthetic",
     "UnavailableError",
     "UnimplementedError",
 ]

@@ -21,7 +21,7 @@ from numba_engine_client.errors import (
     incomplete_stream,
     to_error,
 )
-from numba_engine_client.requests import Message, Sampling
+from numba_engine_client.requests import Message, Planning, Profiling, Sampling
 from numba_engine_client.results import Gathering, Generation
 from numba_engine_client.retry import NO_RETRY, Retry, Timer
 
@@ -108,20 +108,28 @@ class AsyncClient:
         *,
         token_ids: Sequence[int] | None = None,
         messages: str | Sequence[Message] | None = None,
-        num_tokens: int | None = None,
-        fusion: bool | None = None,
         request_id: str = "",
+        on_wait: Callable[[], None] | None = None,
         timeout: float | None = None,
+        **profiling: Unpack[Profiling],
     ) -> AsyncProfileStream:
         """As ``Client.profile``, to be read with ``async for``."""
-        inputs = requests.input_fields(prompt, token_ids, messages)
-        request = requests.profile(inputs, request_id, num_tokens, fusion)
-        return AsyncProfileStream(lambda left: self._call(self._stub.Profile, request, left), self._timer(timeout))
+        request = requests.profile(prompt, token_ids, messages, request_id, profiling)
+        return AsyncProfileStream(
+            lambda left: self._call(self._stub.Profile, request, left), self._timer(timeout), on_wait
+        )
 
     async def abort(self, request_id: str, *, timeout: float | None = None) -> pb.Usage:
         """End another request; what it had used."""
         usage: pb.Usage = (await self._unary(self._stub.Abort, pb.AbortRequest(request_id=request_id), timeout)).usage
         return usage
+
+    async def estimate_throughput(
+        self, gpus: str | Sequence[str] = (), *, timeout: float | None = None, **planning: Unpack[Planning]
+    ) -> list[pb.ThroughputEstimate]:
+        """How fast a model can at best run on each GPU, by formula; without a name, on each of the datasheet table."""
+        request = requests.estimate_throughput(gpus, planning)
+        return list((await self._unary(self._stub.EstimateThroughput, request, timeout)).estimates)
 
     # ---- text ------------------------------------------------------------------------------------------------------
 
@@ -299,8 +307,11 @@ class AsyncGenerationStream(_AsyncStream[pb.GenerateResponse]):
 class AsyncProfileStream(_AsyncStream[pb.ProfileResponse]):
     """The measured steps of a profile. ``device`` and ``model`` are there from the first step on, ``summary`` last."""
 
-    def __init__(self, start: Callable[[float | None], Any], timer: Timer) -> None:
+    def __init__(
+        self, start: Callable[[float | None], Any], timer: Timer, on_wait: Callable[[], None] | None = None
+    ) -> None:
         super().__init__(start, timer)
+        self._on_wait = on_wait
         self.device: pb.ProfiledDevice | None = None
         self.model: pb.ProfiledModel | None = None
         self.summary: pb.ProfileSummary | None = None
@@ -320,6 +331,8 @@ class AsyncProfileStream(_AsyncStream[pb.ProfileResponse]):
                     self.model = response.model
                 case "summary":
                     self.summary = response.summary
+                case "waiting" if self._on_wait:
+                    self._on_wait()
                 case "step":
                     return response.step
         if self.summary is None and not self._closed:

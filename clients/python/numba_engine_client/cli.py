@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,11 +19,12 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message as ProtobufMessage
 
-from numba_engine_client import tables
+from numba_engine_api.v1 import inference_pb2 as pb
+from numba_engine_client import estimate_tables, profile_tables, tables
 from numba_engine_client.chat import run_chat
 from numba_engine_client.client import Client
 from numba_engine_client.errors import FailedPreconditionError, InferenceError, InvalidRequestError
-from numba_engine_client.requests import Message, Sampling
+from numba_engine_client.requests import Message, Planning, Sampling
 from numba_engine_client.results import Generation
 from numba_engine_client.retry import NO_RETRY, Retry
 
@@ -94,19 +99,29 @@ def _chat(client: Client, options: argparse.Namespace) -> int:
 
 
 def _profile(client: Client, options: argparse.Namespace) -> int:
-    messages: list[ProtobufMessage] = []
-    with client.profile(
-        **_inputs(options, default="The capital of France is"),
-        num_tokens=options.num_tokens,
-        fusion=options.fusion,
-        request_id=options.request_id,
-        timeout=None,
-    ) as stream:
+    request_id = options.request_id or f"profile-{uuid.uuid4().hex}"
+    # Watching has no end of its own that could be waited for: Ctrl-C is one, and has a summary.
+    is_watch = options.live is not None
+    ending = _first_interrupt(lambda: client.abort(request_id)) if is_watch else contextlib.nullcontext()
+    messages: list[pb.StepProfile] = []
+    with (
+        client.profile(
+            **_profiled(options),
+            num_tokens=options.num_tokens,
+            fusion=options.fusion,
+            detail=options.detail,
+            warm_up_steps=options.warm_up,
+            unprofiled_every=options.unprofiled_every,
+            request_id=request_id,
+            on_wait=lambda: print("waiting for requests to profile …", file=sys.stderr),
+            timeout=None,
+        ) as stream,
+        ending,
+    ):
         for step in stream:
-            if options.json:
-                messages.append(step)
-            elif not options.quiet:
-                print(tables.step_line(step, is_first=step.index == 0), flush=True)
+            messages.append(step)
+            if not (options.json or options.quiet):
+                print(profile_tables.step_line(step, is_first=len(messages) == 1), flush=True)
     assert stream.device is not None
     assert stream.model is not None
     assert stream.summary is not None
@@ -118,8 +133,52 @@ def _profile(client: Client, options: argparse.Namespace) -> int:
             "summary": _to_dict(stream.summary),
         }
         print(json.dumps(profile, ensure_ascii=False))
+        return 0
+    if options.detail == "timeline" and messages and not options.quiet:
+        print(profile_tables.timeline_table(messages[-1]))
+    print(profile_tables.profile_table(stream.device, stream.model, stream.summary))
+    return 0
+
+
+@contextlib.contextmanager
+def _first_interrupt(stop: Callable[[], object]) -> Iterator[None]:
+    """A first Ctrl-C calls ``stop``, beside what runs; another one is as ever. For the main thread."""
+
+    def stop_quietly() -> None:
+        with contextlib.suppress(InferenceError):
+            stop()
+
+    def on_interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        threading.Thread(target=stop_quietly, daemon=True).start()
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _profiled(options: argparse.Namespace) -> dict[str, Any]:
+    has_prompt = any(value is not None for value in (options.prompt, options.prompt_file, options.chat))
+    if sum((has_prompt, options.synthetic is not None, options.live is not None)) > 1:
+        raise ValueError("give at most one of --prompt, --prompt-file, --chat, --synthetic and --live")
+    if options.synthetic is not None:
+        return {"synthetic": options.synthetic}
+    if options.live is not None:
+        return {"live_steps": options.live}
+    return _inputs(options, default="The capital of France is")
+
+
+def _estimate(client: Client, options: argparse.Namespace) -> int:
+    planning: Any = {name: getattr(options, name) for name in Planning.__annotations__}
+    if options.config is not None:
+        planning["config_json"] = _decode(options.config, Path(options.config).read_bytes())
+    estimates = client.estimate_throughput(options.gpus or (), **planning)
+    if options.json:
+        print(json.dumps({"estimates": [_to_dict(one) for one in estimates]}, ensure_ascii=False))
     else:
-        print(tables.profile_table(stream.device, stream.model, stream.summary))
+        print(estimate_tables.estimate_tables(estimates))
     return 0
 
 
@@ -317,9 +376,36 @@ def _parser() -> argparse.ArgumentParser:
 
     profile = _command(commands, "profile", _profile, "where each token's time and bytes go")
     _add_inputs(profile)
+    profile.add_argument(
+        "--synthetic",
+        action=_Synthetic,
+        metavar="SEQSxTOKENS",
+        help="instead of a prompt, so many sequences at once of so many random tokens each",
+    )
+    profile.add_argument(
+        "--live",
+        type=int,
+        nargs="?",
+        const=100,
+        metavar="STEPS",
+        help="instead of a prompt, so many steps (100) of what other requests ask for; Ctrl-C ends it with its summary",
+    )
     profile.add_argument("-n", "--num-tokens", type=int, metavar="N", help="tokens to generate (default: 32)")
     profile.add_argument("--fusion", action=argparse.BooleanOptionalAction, help="fused phases, or the textbook ops")
+    profile.add_argument(
+        "--detail", choices=("summary", "ops", "timeline"), help="no steps, steps, or every call too (default: ops)"
+    )
+    profile.add_argument("--warm-up", type=int, metavar="STEPS", help="run first and not reported (default: 0)")
+    profile.add_argument(
+        "--unprofiled-every",
+        type=int,
+        metavar="N",
+        help="each N-th decode step is not looked at, to tell what looking costs",
+    )
     profile.add_argument("--request-id", default="", metavar="ID")
+
+    estimate = _command(commands, "estimate", _estimate, "how fast a model can at best run on a GPU, by formula")
+    _add_planning(estimate)
 
     tokenize = _command(commands, "tokenize", _tokenize, "the token ids of a text or chat message")
     _add_inputs(tokenize)
@@ -364,6 +450,46 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--system", metavar="TEXT", help="system message before --chat")
 
 
+def _add_planning(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--gpu", dest="gpus", action="append", metavar="NAME", help="may be repeated; this-machine (default: all known)"
+    )
+    model = command.add_argument_group("model", "the server's own unless another is given")
+    model.add_argument("--config", metavar="FILE", help="a config.json")
+    model.add_argument("--params", dest="num_parameters", type=_count, metavar="N", help="so many parameters: 8e9, 8B")
+    for name in ("num-layers", "hidden-size", "num-kv-heads", "head-dim"):
+        model.add_argument(f"--{name}", type=int, metavar="N", help="with --params: all four, or none")
+    model.set_defaults(config_json=None)
+    workload = command.add_argument_group("workload")
+    workload.add_argument(
+        "--weights", dest="weight_format", metavar="FORMAT", help="fp16, fp8, q4_0, … (default: as stored)"
+    )
+    workload.add_argument("--kv", dest="kv_format", metavar="FORMAT", help="(default: fp16)")
+    workload.add_argument("-b", "--batch", type=int, metavar="N", help="sequences at once (default: 1)")
+    workload.add_argument("-c", "--context", type=int, metavar="N", help="tokens of each (default: 1024)")
+    workload.add_argument("--tp", dest="tensor_parallel", type=int, metavar="N", help="GPUs that share every matrix")
+    workload.add_argument("--speculative-acceptance", dest="acceptance", type=float, metavar="A", help="0 to 1")
+    workload.add_argument("--draft-len", type=int, metavar="N", help="(default: 4)")
+    workload.add_argument("--draft-cost", type=float, metavar="C", help="(default: 0.05)")
+    workload.add_argument(
+        "--target-speed",
+        dest="target_tokens_per_s",
+        type=float,
+        metavar="TOK/S",
+        help="what bandwidth this speed asks for",
+    )
+
+
+def _count(text: str) -> int:
+    """``8e9``, ``8B``, ``135M``."""
+    units = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+    number = text[:-1] if text[-1:].upper() in units else text
+    try:
+        return round(float(number) * units.get(text[-1:].upper(), 1))
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of parameters such as 8e9, 8B or 135M") from None
+
+
 def _add_sampling(command: argparse.ArgumentParser) -> None:
     sampling = command.add_argument_group("sampling", "what is not given is as the model's own defaults say")
     sampling.add_argument("-n", "--max-tokens", type=int, metavar="N")
@@ -399,6 +525,22 @@ class _Version(argparse.Action):
             except metadata.PackageNotFoundError:
                 continue
         parser.error("not installed as a package, so it has no version")
+
+
+class _Synthetic(argparse.Action):
+    """``4x512``: four sequences of 512 tokens."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        num_seqs, _, prompt_len = values.lower().partition("x")
+        if not (num_seqs.isdecimal() and prompt_len.isdecimal()):
+            raise argparse.ArgumentError(self, f"{values!r} is no number of sequences and tokens such as 4x512")
+        setattr(namespace, self.dest, {"num_seqs": int(num_seqs), "prompt_len": int(prompt_len)})
 
 
 class _LogitBias(argparse.Action):

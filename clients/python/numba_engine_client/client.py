@@ -20,7 +20,7 @@ from numba_engine_client.errors import (
     incomplete_stream,
     to_error,
 )
-from numba_engine_client.requests import Message, Sampling
+from numba_engine_client.requests import Message, Planning, Profiling, Sampling
 from numba_engine_client.results import Gathering, Generation
 from numba_engine_client.retry import NO_RETRY, Retry, Timer
 
@@ -118,21 +118,31 @@ class Client:
         *,
         token_ids: Sequence[int] | None = None,
         messages: str | Sequence[Message] | None = None,
-        num_tokens: int | None = None,
-        fusion: bool | None = None,
         request_id: str = "",
+        on_wait: Callable[[], None] | None = None,
         timeout: float | None = None,
+        **profiling: Unpack[Profiling],
     ) -> ProfileStream:
-        """Generate greedily while measuring; iterate over the steps. ``device``, ``model``, ``summary`` are beside."""
-        inputs = requests.input_fields(prompt, token_ids, messages)
-        request = requests.profile(inputs, request_id, num_tokens, fusion)
-        return ProfileStream(lambda left: self._call(self._stub.Profile, request, left), self._timer(timeout))
+        """Measure while generating greedily from a prompt, from ``synthetic`` ones, or for others (``live_steps``).
+
+        Iterate over the steps; ``device``, ``model`` and ``summary`` are beside. ``on_wait`` is called whenever there
+        is no live traffic to measure.
+        """
+        request = requests.profile(prompt, token_ids, messages, request_id, profiling)
+        return ProfileStream(lambda left: self._call(self._stub.Profile, request, left), self._timer(timeout), on_wait)
 
     def abort(self, request_id: str, *, timeout: float | None = None) -> pb.Usage:
         """End another request, queued or running: its stream finishes with ``aborted``. What it had used."""
         response = self._unary(self._stub.Abort, pb.AbortRequest(request_id=request_id), timeout)
         usage: pb.Usage = response.usage
         return usage
+
+    def estimate_throughput(
+        self, gpus: str | Sequence[str] = (), *, timeout: float | None = None, **planning: Unpack[Planning]
+    ) -> list[pb.ThroughputEstimate]:
+        """How fast a model can at best run on each GPU, by formula; without a name, on each of the datasheet table."""
+        request = requests.estimate_throughput(gpus, planning)
+        return list(self._unary(self._stub.EstimateThroughput, request, timeout).estimates)
 
     # ---- text ------------------------------------------------------------------------------------------------------
 
@@ -308,8 +318,11 @@ class GenerationStream(_Stream[pb.GenerateResponse]):
 class ProfileStream(_Stream[pb.ProfileResponse]):
     """The measured steps of a profile. ``device`` and ``model`` are there from the first step on, ``summary`` last."""
 
-    def __init__(self, start: Callable[[float | None], Any], timer: Timer) -> None:
+    def __init__(
+        self, start: Callable[[float | None], Any], timer: Timer, on_wait: Callable[[], None] | None = None
+    ) -> None:
         super().__init__(start, timer)
+        self._on_wait = on_wait
         self.device: pb.ProfiledDevice | None = None
         self.model: pb.ProfiledModel | None = None
         self.summary: pb.ProfileSummary | None = None
@@ -329,6 +342,8 @@ class ProfileStream(_Stream[pb.ProfileResponse]):
                     self.model = response.model
                 case "summary":
                     self.summary = response.summary
+                case "waiting" if self._on_wait:
+                    self._on_wait()
                 case "step":
                     return response.step
         if self.summary is None and not self._closed:

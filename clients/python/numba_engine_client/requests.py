@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from numba_engine_api.v1 import inference_pb2 as pb
 
@@ -36,6 +36,54 @@ class Sampling(TypedDict, total=False):
     ignore_eos: bool | None
     logprobs: int | None
     time_limit_s: float | None
+
+
+class Synthetic(TypedDict, total=False):
+    """Sequences of random tokens, for a profile: how many at once, and tokens of each prompt."""
+
+    num_seqs: int
+    prompt_len: int
+
+
+class Profiling(TypedDict, total=False):
+    """What a profile runs and tells; what is left out (or None) is as ``inference.proto``, ProfileRequest, says."""
+
+    synthetic: Synthetic | None
+    """Instead of a prompt."""
+    live_steps: int | None
+    """Instead of a prompt: so many steps of what other requests ask for."""
+    num_tokens: int | None
+    fusion: bool | None
+    detail: Literal["summary", "ops", "timeline"] | None
+    warm_up_steps: int | None
+    unprofiled_every: int | None
+
+
+class Planning(TypedDict, total=False):
+    """What an estimate is of; what is left out (or None) is as ``inference.proto``, EstimateThroughputRequest, says.
+
+    The model is the server's own, or ``config_json``, or ``num_parameters`` with all four sizes after it, or none.
+    """
+
+    config_json: str | None
+    num_parameters: int | None
+    num_layers: int | None
+    hidden_size: int | None
+    num_kv_heads: int | None
+    head_dim: int | None
+    weight_format: str | None
+    kv_format: str | None
+    batch: int | None
+    context: int | None
+    tensor_parallel: int | None
+    acceptance: float | None
+    draft_len: int | None
+    draft_cost: float | None
+    target_tokens_per_s: float | None
+
+
+_SIZE = ("num_parameters", "num_layers", "hidden_size", "num_kv_heads", "head_dim")
+_SPECULATION = ("acceptance", "draft_len", "draft_cost")
 
 
 def sampling_params(sampling: Mapping[str, Any]) -> pb.SamplingParams:
@@ -79,12 +127,68 @@ def chat(messages: str | Sequence[Message]) -> pb.Chat:
 
 
 def profile(
-    inputs: Mapping[str, Any], request_id: str, num_tokens: int | None, fusion: bool | None
+    prompt: str | None,
+    token_ids: Sequence[int] | None,
+    messages: str | Sequence[Message] | None,
+    request_id: str,
+    profiling: Mapping[str, Any],
 ) -> pb.ProfileRequest:
-    """``inputs`` as of input_fields."""
-    optional = {"num_tokens": num_tokens, "fusion": fusion}
-    given: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
-    return pb.ProfileRequest(request_id=request_id, **given, **inputs)
+    """Raises TypeError or ValueError naming a parameter that is unknown, of the wrong kind, or one too many."""
+    given = _known(profiling, Profiling)
+    synthetic, live_steps = given.pop("synthetic", None), given.pop("live_steps", None)
+    detail = given.pop("detail", None)
+    inputs = [value for value in (prompt, token_ids, messages, synthetic, live_steps) if value is not None]
+    if len(inputs) != 1:
+        raise TypeError("give exactly one of prompt, token_ids, messages, synthetic and live_steps")
+    request = pb.ProfileRequest(request_id=request_id)
+    if synthetic is not None:
+        request.synthetic.CopyFrom(pb.SyntheticWorkload(**synthetic))
+    elif live_steps is not None:
+        request.live.num_steps = live_steps
+    else:
+        request.MergeFrom(pb.ProfileRequest(**input_fields(prompt, token_ids, messages)))
+    if detail is not None:
+        if detail not in ("summary", "ops", "timeline"):
+            raise ValueError(f"detail = {detail!r}: it is summary, ops or timeline")
+        given["detail"] = pb.ProfileDetail.Value(f"PROFILE_DETAIL_{detail.upper()}")
+    _set_all(request, given)
+    return request
+
+
+def estimate_throughput(gpus: str | Sequence[str], planning: Mapping[str, Any]) -> pb.EstimateThroughputRequest:
+    """Raises TypeError or ValueError naming a parameter that is unknown or of the wrong kind."""
+    given = _known(planning, Planning)
+    request = pb.EstimateThroughputRequest(gpus=[gpus] if isinstance(gpus, str) else gpus)
+    size = {name: given.pop(name) for name in _SIZE if name in given}
+    speculation = {name: given.pop(name) for name in _SPECULATION if name in given}
+    if size and "config_json" in given:
+        raise TypeError("give either config_json or num_parameters")
+    if size and "num_parameters" not in size:
+        raise TypeError(f"{', '.join(size)}: goes with num_parameters")
+    if speculation and "acceptance" not in speculation:
+        raise TypeError(f"{', '.join(speculation)}: goes with acceptance")
+    _set_all(request.size, size)
+    if speculation:
+        request.speculation.SetInParent()
+    _set_all(request.speculation, speculation)
+    _set_all(request, given)
+    return request
+
+
+def _known(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Those that are not None. Raises TypeError naming one that is unknown."""
+    for name in given:
+        if name not in kind.__annotations__:
+            raise TypeError(f"{name!r} is no parameter; there are: {', '.join(kind.__annotations__)}")
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _set_all(message: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        try:
+            setattr(message, name, value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name} = {value!r}: {error}") from error
 
 
 def tokenize(

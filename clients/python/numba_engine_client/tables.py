@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from numba_engine_api.v1 import inference_pb2 as pb
 from numba_engine_client.results import Generation
-
-_BAR_WIDTH = 24
 
 
 def summary_line(generation: Generation) -> str:
@@ -23,68 +20,9 @@ def summary_line(generation: Generation) -> str:
     )
 
 
-def step_line(step: pb.StepProfile, *, is_first: bool) -> str:
-    """One step of a profile; the first one under its headings."""
-    num_bytes = sum(op.weight_bytes + op.kv_bytes + op.activation_bytes for op in step.ops)
-    gbps = num_bytes / step.time_s / 1e9 if step.time_s else 0.0
-    heading = f"{'step':>5} {'prefill':>8} {'decode':>7} {'ms':>9} {'MB':>9} {'GB/s':>7}  text\n" if is_first else ""
-    return (
-        f"{heading}{step.index:>5} {step.num_prefill_tokens:>8} {step.num_decode_tokens:>7} {step.time_s * 1e3:>9.2f} "
-        f"{num_bytes / 1e6:>9.1f} {gbps:>7.1f}  {step.text!r}"
-    )
-
-
-def profile_table(device: pb.ProfiledDevice, model: pb.ProfiledModel, summary: pb.ProfileSummary) -> str:
-    """The summary of a profile: the machine, the limit, and each op's share of a decode step's time."""
-    steps = max(summary.num_decode_steps, 1)
-    shares = {share.name: share.share for share in summary.shares}
-    ops = {op.name: op for op in summary.ops}
-    rows = [("op", "calls", "ms/step", "MB/step", "GB/s", "MFLOP/step", "share", "")]
-    for name, share in shares.items():
-        op = ops.get(name)
-        bar = "█" * round(share * _BAR_WIDTH)
-        if op is None:
-            rows.append((name, "", "", "", "", "", f"{share:.1%}", bar))
-            continue
-        num_bytes = op.weight_bytes + op.kv_bytes + op.activation_bytes
-        rows.append(
-            (
-                name,
-                f"{op.num_calls / steps:g}",
-                f"{op.time_s / steps * 1e3:.3f}",
-                f"{num_bytes / steps / 1e6:.2f}",
-                f"{op.gbps:.1f}",
-                f"{op.flops / steps / 1e6:.1f}",
-                f"{share:.1%}",
-                bar,
-            )
-        )
-    clock = pb.TimeSource.Name(device.time_source).removeprefix("TIME_SOURCE_").lower().replace("_", " ")
-    floor = f"{1 / summary.floor_s:.1f} tok/s" if summary.floor_s else "unknown"
-    return "\n".join(
-        [
-            "",
-            f"{model.name} ({model.architecture}, {model.num_parameters / 1e6:,.0f} M parameters, "
-            f"{model.weight_bytes / 1e6:,.1f} MB as {', '.join(model.weight_formats)})",
-            f"on {device.backend}: {device.name}; times by {clock}, bytes by formula",
-            "",
-            *_aligned(rows),
-            "",
-            f"prefill {summary.prefill_tokens_per_s:.1f} tok/s in {_counted(summary.num_prefill_steps, 'step')}, "
-            f"decode {summary.decode_tokens_per_s:.1f} tok/s (median of {_counted(summary.num_decode_steps, 'step')})",
-            f"a token moves {summary.bytes_per_token / 1e6:.1f} MB; at the {summary.read_bandwidth_gbps:.1f} GB/s "
-            f"this machine reads, the limit is {floor}: {summary.share_of_floor:.0%} of it reached",
-        ]
-    )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def fields_table(fields: Mapping[str, Any]) -> str:
     """Nested fields as ``name.inner  value`` lines."""
-    return "\n".join(_aligned([*_flat(fields)], first_left=2))
+    return "\n".join(aligned([*_flat(fields)], first_left=2))
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -99,7 +37,7 @@ def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield f"{prefix}{name}", f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _aligned(rows: Sequence[Sequence[str]], *, first_left: int = 1) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], *, first_left: int = 1) -> list[str]:
     """Columns of equal width: the first ``first_left`` and the last to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     lefts = {*range(first_left), len(widths) - 1}
@@ -110,3 +48,31 @@ def _aligned(rows: Sequence[Sequence[str]], *, first_left: int = 1) -> list[str]
         ).rstrip()
         for row in rows
     ]
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def size(num_bytes: float) -> str:
+    """Decimal: 1 MB is a million bytes."""
+    for unit, unit_bytes in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= unit_bytes:
+            return f"{num_bytes / unit_bytes:,.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
+
+
+def rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.1f}" if tokens_per_s < 1000 else f"{tokens_per_s:,.0f}"
+
+
+def enum_word(enum: Any, value: int, prefix: str) -> str:
+    """``host clock`` for ``TIME_SOURCE_HOST_CLOCK``; ``unknown`` for one that this client does not know."""
+    name: str = enum.Name(value) if value in enum.values() else "unknown"
+    return name.removeprefix(prefix).lower().replace("_", " ")
