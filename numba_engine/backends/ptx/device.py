@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -113,8 +113,13 @@ class LoadedKernel:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class PtxRecording:
-    """Launches to be executed, and the memory that they use."""
+    """Launches to be executed, and the memory that they use.
 
+    Replays are executed when the host wants something of the device, and no more of them than it wants: what is
+    launched ahead costs nobody time.
+    """
+
+    queue: deque[Callable[[], None]]
     launches: list[Callable[[], None]] = field(default_factory=list)
     used: set[Allocation] = field(default_factory=set)
     spare: list[Allocation] = field(default_factory=list)
@@ -125,8 +130,7 @@ class PtxRecording:
         return len(self.launches)
 
     def replay(self) -> None:
-        for launch in self.launches:
-            launch()
+        self.queue.extend(self.launches)
 
     def take(self, nbytes: int) -> Allocation | None:
         for place, allocation in enumerate(self.spare):
@@ -135,14 +139,21 @@ class PtxRecording:
         return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class PtxDownload:
-    """A copy that was made at once."""
+    """A copy that is made after what is queued before it."""
 
-    host: np.ndarray
+    def __init__(self, device: PtxDevice, array: PtxArray) -> None:
+        self._device = device
+        self._array = array
+        self._host: np.ndarray | None = None
+
+    def copy(self) -> None:
+        self._host = self._device.contents(self._array).copy()
 
     def wait(self) -> np.ndarray:
-        return self.host
+        while self._host is None:
+            self._device.run_next()
+        return self._host
 
 
 class PtxDevice:
@@ -177,6 +188,8 @@ class PtxDevice:
         self._loaded: dict[Any, LoadedKernel] = {}
         self._machines: dict[Any, Machine] = {}
         self._unnamed = itertools.count()
+        self._queue: deque[Callable[[], None]] = deque()
+        """Replayed launches and downloads that nobody has waited for yet."""
         self._recording: PtxRecording | None = None
         self._recorded: Counter[Allocation] = Counter()
         """In how many recordings an allocation is used."""
@@ -202,6 +215,7 @@ class PtxDevice:
         if host.shape != array.shape or host.dtype != array.dtype:
             raise ValueError(f"{host.dtype} {host.shape} written to {array.name}, {array.dtype} {array.shape}")
         self._not_while_recording("write to an array")
+        self._run_all()
         self.arena.write(array.allocation, host, array.pointer - array.allocation.start)
 
     def download(self, array: PtxArray) -> np.ndarray:
@@ -209,9 +223,15 @@ class PtxDevice:
 
     def download_later(self, array: PtxArray) -> PtxDownload:
         self._not_while_recording("download an array")
+        download = PtxDownload(self, array)
+        self._queue.append(download.copy)
+        return download
+
+    def contents(self, array: PtxArray) -> np.ndarray:
+        """The array's memory, as a view."""
         start = array.pointer - array.allocation.start
         data = self.arena.contents(array.allocation)[start : start + array.nbytes]
-        return PtxDownload(data.view(array.dtype).reshape(array.shape).copy())
+        return data.view(array.dtype).reshape(array.shape)
 
     def free(self, array: PtxArray) -> None:
         if self._recording is not None:
@@ -220,8 +240,16 @@ class PtxDevice:
             self._give_back(array.allocation)
 
     def synchronize(self) -> None:
-        """Launches here are over when they return."""
         self._not_while_recording("wait")
+        self._run_all()
+
+    def run_next(self) -> None:
+        """Execute what is first in the queue."""
+        self._queue.popleft()()
+
+    def _run_all(self) -> None:
+        while self._queue:
+            self.run_next()
 
     def _not_while_recording(self, what: str) -> None:
         if self._recording is not None:
@@ -263,6 +291,7 @@ class PtxDevice:
             cooperative=cooperative,
         )
         if self._recording is None:
+            self._run_all()
             run()
         else:
             self._recording.launches.append(run)
@@ -271,7 +300,7 @@ class PtxDevice:
     @contextmanager
     def record(self) -> Iterator[PtxRecording]:
         assert self._recording is None, "one recording at a time"
-        self._recording = recording = PtxRecording()
+        self._recording = recording = PtxRecording(self._queue)
         try:
             yield recording
         finally:
@@ -394,6 +423,7 @@ class PtxDevice:
 
     def count(self, on: bool = True) -> None:
         """Fill ``launches`` from the next launch on, or no more."""
+        self._run_all()
         if on != (self._counting is not None):
             self._machines.clear()  # they count as they were made to
         if on and self._counters is None:
@@ -403,6 +433,7 @@ class PtxDevice:
 
     def forget_launches(self) -> None:
         """Empty ``launches``: what they read and wrote counts as new again."""
+        self._run_all()
         self.launches.clear()
         if self._counters is not None:
             self._counters.forget_seen()

@@ -65,6 +65,27 @@ def test_a_replay_does_with_the_arrays_what_the_launches_would(device: Device, r
     np.testing.assert_array_equal(device.download(out), third)
 
 
+def test_a_replay_runs_when_its_result_is_waited_for(simulated: PtxDevice, rng: np.random.Generator) -> None:
+    """On the executor, where a step takes seconds: one launched ahead does not hold up the one before it."""
+    simulated.count()
+    x, order = simulated.upload(rows(rng)), simulated.upload(ORDER)
+    out = simulated.upload(np.zeros(SHAPE, np.float32))
+    with simulated.record() as recording:
+        gather_rows(simulated, out, x, order)
+    recording.replay()
+    first = simulated.download_later(out)
+    recording.replay()
+    second = simulated.download_later(out)
+    assert len(simulated.launches) == 0
+    first.wait()
+    assert len(simulated.launches) == 1
+    second.wait()
+    assert len(simulated.launches) == 2
+    recording.replay()
+    gather_rows(simulated, out, x, order)
+    assert len(simulated.launches) == 4, "a launch runs at once, after what was launched before it"
+
+
 def test_memory_of_a_recording_is_its_own_while_it_lives(device: Device, rng: np.random.Generator) -> None:
     x, order, out = device.upload(rows(rng)), device.upload(ORDER), device.upload(np.zeros(SHAPE, np.float32))
     with device.record() as recording:
