@@ -28,6 +28,8 @@ from numba_engine.sampling_params import SamplingParams
 
 _DEFAULT_PROMPT = "The capital of France is"
 _REQUEST_ID = "profile"
+_UNPROFILED_EVERY = 4
+"""Decode steps between those that run without a profile, to tell what looking costs."""
 
 
 class _ProfileCommand(click.Command):
@@ -91,7 +93,7 @@ def profile(
     llm = load(model, engine_config(options), quiet=quiet)
     token_ids = text.token_ids(llm)
 
-    llm.start_profile(fusion=fusion)
+    llm.start_profile(fusion=fusion, timeline=html is not None or trace is not None, unprofiled_every=_UNPROFILED_EVERY)
     llm.add_request(_REQUEST_ID, token_ids, params)
     steps = []
     errors = Console(stderr=True)

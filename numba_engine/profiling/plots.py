@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from numba_engine.errors import ConfigError
 from numba_engine.profiling.journey import JourneyLevel
 from numba_engine.profiling.phases import DECODE, PhaseProfile, phase_of
-from numba_engine.profiling.report import StepProfile
+from numba_engine.profiling.report import Peaks, StepProfile
 from numba_engine.profiling.tables import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _PLACES = tuple(
 
 # matplotlib wants colours it knows; these never occur otherwise, and each becomes a variable of the page.
 _INK, _MUTED, _GRID, _SURFACE = "#010101", "#020202", "#030303", "#040404"
-_WEIGHTS, _KV, _ACTIVATIONS = "#050505", "#060606", "#070707"
+_WEIGHTS, _KV, _ACTIVATIONS, _OWN = "#050505", "#060606", "#070707", "#0a0a0a"
 _OTHER, _HOST = "#080808", "#090909"
 _OPS = tuple(f"#1111{number:02x}" for number in range(1, NUM_OP_COLORS + 1))
 _VARIABLES = {
@@ -54,6 +54,7 @@ _VARIABLES = {
     _WEIGHTS: "weights",
     _KV: "kv",
     _ACTIVATIONS: "activations",
+    _OWN: "own",
     _OTHER: "other",
     _HOST: "host",
     **{color: f"op{number}" for number, color in enumerate(_OPS, 1)},
@@ -121,8 +122,9 @@ def op_keys(phases: Sequence[PhaseProfile]) -> dict[str, OpKey]:
     return by_time
 
 
-def roofline_plot(phases: Sequence[PhaseProfile], keys: Mapping[str, OpKey], bandwidth_gbps: float) -> Plot:
-    """Each op of each phase by its FLOPs a byte and its GFLOP/s, and what the measured read bandwidth allows."""
+def roofline_plot(phases: Sequence[PhaseProfile], keys: Mapping[str, OpKey], peaks: Peaks) -> Plot:
+    """Each op of each phase by its FLOPs a byte and its GFLOP/s, under what read bandwidth and arithmetic allow."""
+    bandwidth_gbps = peaks.read_bandwidth_gbps
     points = [
         (phase.name, keys[op.name], op.intensity, op.gflops)
         for phase in phases
@@ -143,14 +145,24 @@ def roofline_plot(phases: Sequence[PhaseProfile], keys: Mapping[str, OpKey], ban
         axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity, FLOP per byte", ylabel="achieved GFLOP/s")
         xs, ys = [x for _, _, x, _ in points] or [1.0], [y for _, _, _, y in points] or [1.0]
         left, right = min(xs) / 2, max(xs) * 2
-        ends = [left * bandwidth_gbps, right * bandwidth_gbps] if bandwidth_gbps else ys
+        roof = peaks.gflops or math.inf
+        if peaks.ridge is not None and bandwidth_gbps and max(ys) > roof / 50:
+            right = max(right, peaks.ridge * 2)  # near enough to the ridge for it to tell something
+        ends = [left * bandwidth_gbps, min(right * bandwidth_gbps, roof)] if bandwidth_gbps else ys
         axes.set_xlim(left, right)
         axes.set_ylim(min([*ys, *ends]) / 2, max([*ys, *ends]) * 2)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}")
         if bandwidth_gbps:
-            axes.plot([left, right], ends, color=_INK, linewidth=1.6, gid="bandwidth-line")
-            text = f"read bandwidth {bandwidth_gbps:.1f} GB/s, measured"
+            until = min(right, roof / bandwidth_gbps)
+            axes.plot([left, until], [ends[0], until * bandwidth_gbps], color=_INK, linewidth=1.6, gid="bandwidth-line")
+            said = "measured" if peaks.read_bandwidth_source == "measured" else "datasheet"
+            texts = [f"read bandwidth {bandwidth_gbps:,.1f} GB/s, {said}"]
+            if until < right:
+                axes.plot([until, right], [roof, roof], color=_INK, linewidth=1.6, gid="arithmetic-line")
+                said = "measured" if peaks.gflops_source == "measured" else "datasheet"
+                texts.append(f"arithmetic {roof:,.0f} GFLOP/s, {said}")
+            text = "\n".join(texts)
             axes.annotate(text, (right, ends[1]), (0, 5), textcoords="offset points", ha="right", va="bottom")
         for phase, key, x, y in points:
             gid = _gid("point", phase, names[key.number])
@@ -191,29 +203,64 @@ def phases_plot(phases: Sequence[PhaseProfile], keys: Mapping[str, OpKey]) -> Pl
     return _plot("phases", "Share of each op in the time of prefill and of decode", draw, (height, height), notes)
 
 
-def journey_plot(levels: Sequence[JourneyLevel]) -> Plot:
-    """A bar a level: the bytes that pass it for one token."""
-    kinds = (("weights", _WEIGHTS), ("KV", _KV), ("activations", _ACTIVATIONS))
+def journey_plot(levels: Sequence[JourneyLevel], counted: Sequence[JourneyLevel] = ()) -> Plot:
+    """A bar a level: the bytes that pass it for one token, by formula; under it, where there are any, those counted."""
+    kinds = (("weights", _WEIGHTS), ("KV", _KV), ("activations", _ACTIVATIONS), ("kernels' own", _OWN))
+    bars = [("bytes", level, "by formula" if counted else "") for level in levels]
+    for place, level in enumerate(counted):
+        bars.insert(2 * place + 1, ("counted", level, "counted"))
     notes = {}
-    for level in levels:
+    for prefix, level, basis in bars:
+        name = f"{level.name}, {basis}" if basis else level.name
         for (kind, _), nbytes in zip(kinds, _kinds(level), strict=True):
-            notes[_gid("bytes", level.name, kind)] = f"{level.name}, {kind}: {format_bytes(round(nbytes))}"
+            notes[_gid(prefix, level.name, kind)] = f"{name}, {kind}: {format_bytes(round(nbytes))}"
 
     def draw(figure: Figure, *, narrow: bool) -> None:
         axes = figure.add_subplot()
-        for row, level in enumerate(levels):
+        for row, (prefix, level, basis) in enumerate(bars):
             begin = 0.0
             for (kind, color), nbytes in zip(kinds, _kinds(level), strict=True):
                 bar = axes.barh(row, nbytes / 1e6, left=begin, height=0.4, color=color)
-                bar[0].set_gid(_gid("bytes", level.name, kind))
+                bar[0].set_gid(_gid(prefix, level.name, kind))
                 begin += nbytes / 1e6
-            axes.text(0, row - 0.26, f"{level.name}: {format_bytes(round(level.total_bytes))}", ha="left", va="bottom")
-        axes.set(ylim=(len(levels) - 0.6, -0.75), yticks=[], xlabel="MB a generated token")
+            text = f"{level.name}{', ' if basis else ''}{basis}: {format_bytes(round(level.total_bytes))}"
+            axes.text(0, row - 0.26, text, ha="left", va="bottom")
+        axes.set(ylim=(len(bars) - 0.6, -0.75), yticks=[], xlabel="MB a generated token")
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
 
-    height = 0.7 + 0.62 * len(levels)
+    height = 0.7 + 0.62 * len(bars)
     return _plot("journey", "Bytes that pass each level of memory for a token", draw, (height, height), notes)
+
+
+def calls_plot(step: StepProfile, keys: Mapping[str, OpKey]) -> Plot:
+    """Every call of one step when it ran: a lane an op, the one that takes most time on top."""
+    names = [name for name in keys if any(call.name == name for call in step.timeline)]
+    notes = {
+        _gid("call", str(place), call.name): (
+            f"{call.name}{'' if call.layer is None else f', layer {call.layer}'}: {format_time(call.time_s)}, "
+            f"from {format_time(call.start_s)}, {format_bytes(call.num_bytes)}"
+        )
+        for place, call in enumerate(step.timeline)
+    }
+
+    def draw(figure: Figure, *, narrow: bool) -> None:
+        axes = figure.add_subplot()
+        for row, name in enumerate(names):
+            axes.text(0, row - 0.3, f"{keys[name].number} {name}", ha="left", va="bottom")
+            for place, call in enumerate(step.timeline):
+                if call.name == name:
+                    width = max(call.time_s * 1e3, 1e-9)
+                    bar = axes.barh(row, width, left=call.start_s * 1e3, height=0.45, color=_color(keys[name]))
+                    bar[0].set_gid(_gid("call", str(place), name))
+        end_s = max(call.start_s + call.time_s for call in step.timeline)
+        axes.set(xlim=(0, max(end_s, step.time_s) * 1e3), ylim=(len(names) - 0.5, -0.85), yticks=[])
+        axes.set_xlabel("ms since the step began")
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+
+    height = 0.7 + 0.5 * len(names)
+    return _plot("calls", "Every call of one step in time", draw, (height, height), notes)
 
 
 def timeline_plot(steps: Sequence[StepProfile], keys: Mapping[str, OpKey], floor_s: float) -> Plot:
@@ -312,8 +359,8 @@ def _parts(phase: PhaseProfile, keys: Mapping[str, OpKey]) -> list[tuple[str, fl
     return [*parts, (OTHER, other_s, _OTHER, ""), (HOST, phase.host_time_s, _HOST, HOST)]
 
 
-def _kinds(level: JourneyLevel) -> tuple[float, float, float]:
-    return level.weight_bytes, level.kv_bytes, level.activation_bytes
+def _kinds(level: JourneyLevel) -> tuple[float, float, float, float]:
+    return level.weight_bytes, level.kv_bytes, level.activation_bytes, level.other_bytes
 
 
 def _color(key: OpKey) -> str:

@@ -124,8 +124,8 @@ class FakeLLM:
             timings=Timings(0.0, 0.05, 0.05, 0.02, 0.01, 0) if reason else None,
         )
 
-    def start_profile(self, *, fusion: bool = True) -> None:
-        self.fusion = fusion
+    def start_profile(self, *, fusion: bool = True, timeline: bool = False, unprofiled_every: int = 0) -> None:
+        self.fusion, self.timeline, self.unprofiled_every = fusion, timeline, unprofiled_every
 
     def take_step_profile(self) -> StepProfile | None:
         prefill = 5 if self._step == 1 else 0

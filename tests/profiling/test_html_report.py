@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from numba_engine.profiling.html_report import render_html
-from numba_engine.profiling.journey import token_journey
+from numba_engine.profiling.journey import counted_journey, token_journey
 from numba_engine.profiling.phases import phase_profiles
 from numba_engine.profiling.plots import NUM_OP_COLORS, op_keys
 from numba_engine.profiling.recorder import summarize
@@ -131,6 +131,9 @@ def test_headline_numbers(text: str) -> None:
         "bytes a token": "93.0 MB",
         "floor": "3.00 ms",
         "share of the floor": "29%",
+        "arithmetic peak": "400 GFLOP/s",
+        "arithmetic idle": "95.7%",
+        "launch gaps": "0.0 µs",
         "decode bandwidth": "8.6 GB/s",
         "decode intensity": "2.00",
         "host": "13.4%",
@@ -151,7 +154,8 @@ def test_tables_hold_the_numbers(page: Page) -> None:
     prefill, decode = page.row("1 linear"), page.row("1 linear", 1)
     assert prefill[1:4] == ["61", "15.00 ms", "71.4%"]
     assert decode[1:] == [
-        "183", "18.00 ms", "54.7%", "270.0 MB", "0 B", "900.0 kB", "541.8 M", "2.00", "30.10", "15.05", "49%",
+        "183", "18.00 ms", "54.7%", "270.0 MB", "0 B", "900.0 kB", "541.8 M", "2.00", "30.10", "15.05",
+        "49%", "latency",
     ]  # fmt: skip
     assert page.row("host", 1)[2:4] == ["4.40 ms", "13.4%"]
     assert page.row("main memory")[1:] == ["90.0 MB", "3.0 MB", "0 B", "93.0 MB", "3.00 ms"]
@@ -161,7 +165,7 @@ def test_tables_hold_the_numbers(page: Page) -> None:
 
 @pytest.mark.parametrize("width", ["wide", "narrow"])
 def test_roofline_points_lie_where_their_numbers_say(text: str, width: str) -> None:
-    """The bandwidth line gives the scale: it goes from half the least intensity to twice the greatest."""
+    """The bandwidth line gives the scale: it goes from half the least intensity to the ridge."""
     drawing = svg(text, "roofline", width)
     line = path_of(group(drawing, f"roofline-{width}-bandwidth-line"))
     points = {
@@ -175,9 +179,12 @@ def test_roofline_points_lie_where_their_numbers_say(text: str, width: str) -> N
     (x0, y0), (x1, y1) = line[0], line[-1]
     for name, (intensity, gflops) in points.items():
         use = next(group(drawing, f"roofline-{width}-{name}").iter("use"))
-        x = x0 + (x1 - x0) * math.log(intensity / 1.0) / math.log(28.0 / 1.0)
-        y = y0 + (y1 - y0) * math.log(gflops / 31.0) / math.log(28.0)
+        x = x0 + (x1 - x0) * math.log(intensity / 1.0) / math.log(400 / 31)
+        y = y0 + (y1 - y0) * math.log(gflops / 31.0) / math.log(400 / 31)
         assert (float(use.attrib["x"]), float(use.attrib["y"])) == pytest.approx((x, y), abs=0.01)
+    level = path_of(group(drawing, f"roofline-{width}-arithmetic-line"))
+    assert level[0] == pytest.approx((x1, y1), abs=0.01)
+    assert level[-1] == pytest.approx((x0 + (x1 - x0) * math.log(28.0) / math.log(400 / 31), y1), abs=0.01)
     ids = {element.get("id") or "" for element in drawing.iter()}
     assert not any("store_kv" in id for id in ids), "without arithmetic there is no such point"
     assert "Without arithmetic, and so not here: store_kv." in text
@@ -220,9 +227,9 @@ def test_the_journey_has_the_bytes_of_each_level(text: str) -> None:
 
 
 def test_a_gpu_has_other_levels() -> None:
-    decode = next(phase for phase in phase_profiles(STEPS) if phase.name == "decode")
-    names = [level.name for level in token_journey(decode, "ptx")]
-    assert names == ["device memory", "L2 cache", "shared memory, L1", "registers"]
+    names = [level.name for level in token_journey(STEPS[1].ops, 1, "ptx")]
+    assert names == ["device memory", "L2 cache", "shared memory", "registers"]
+    assert counted_journey(STEPS[1].ops, 1) == ()
 
 
 def test_the_timeline_has_every_step_in_its_length(text: str) -> None:
@@ -333,7 +340,7 @@ def test_in_a_browser_without_network(
         assert facts["overflow_px"] == 0
         assert facts["resources"] == []
         assert (facts["background"], facts["text_color"], facts["mark_color"]) == (background, ink, op1)
-        assert facts["cells"] == 3 * 11 + 4 * 11 + 3 * 5 + 4 * 9
+        assert facts["cells"] == 3 * 12 + 4 * 12 + 3 * 5 + 4 * 9
 
 
 @in_browser
