@@ -35,6 +35,8 @@ from numba_engine.backends.cpu.intrinsics import (
     f32,
     i32,
     load_i64,
+    prefetch_l2,
+    store_i64,
     vf16,
     vf32,
     vi8x64,
@@ -50,12 +52,22 @@ ZERO_POINT = {StorageFormat.Q8_0: 128, StorageFormat.Q4_0: 8, StorageFormat.Q4_1
 
 # Arguments of a job.
 _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _IN_FEATURES, _NUM_ROWS = 0, 1, 2, 3, 4
-_X, _X_STRIDE, _R, _OUT, _OUT_STRIDE, _BIAS, _ADD = 5, 6, 7, 8, 9, 10, 11
+_X, _X_STRIDE, _R, LINEAR_OUT, LINEAR_OUT_STRIDE, _BIAS, _ADD = 5, 6, 7, 8, 9, 10, 11
+_BLOCK_ROWS, _PANEL_PAIRS = 12, 13
+NUM_LINEAR_ARGS = 16
+
+PROMPT_ROWS = 16  # from so many rows of x on, weights are read more than once and x is cut as well
+MOST_BLOCK_ROWS = 128
+_BLOCK_BYTES = 1 << 18  # of x, that stay in L2 while a panel of weights passes
+_PANEL_BYTES = 1 << 18  # of weights, that stay in L2 while all of x passes
 
 _MIN_PIECE_BYTES = 12_000
 # Ahead in the stream, to L1. Times of a group on Zen 5: none +30 %, 2 KB +40 to 60 %, 4 KB +5 to 25 %, 12 to 24 KB up
 # to +10 %, to L2 +5 to 20 %. Leaving out the scales, which no hardware prefetcher finds, cost 20 to 40 %.
 _PREFETCH_BYTES = 8192
+_PREFETCH_STEP = 256
+
+prefetch = prefetch_l2(_PREFETCH_STEP)
 
 # Fields of a row of a weight's table, one row a segment. NEXT: where the weight begins that is used after this one, and
 # how many bytes of it are read from there on in order.
@@ -69,55 +81,68 @@ def linear_kernel(format: StorageFormat, int8_activations: bool, isa: Instructio
     tile8, tile4, tile2, tile1 = (_tile(format, int8_activations, isa, n, 1) for n in (8, 4, 2, 1))
     double4 = _tile(format, int8_activations, isa, 4, 2)
 
-    def linear_groups(begin: int, end: int, args: int) -> None:
+    def linear_items(begin: int, end: int, args: int) -> None:
         in_features, num_rows, r = load_i64(args, _IN_FEATURES), load_i64(args, _NUM_ROWS), load_i64(args, _R)
-        x_stride, out_stride = load_i64(args, _X_STRIDE), load_i64(args, _OUT_STRIDE)
+        x_stride, out_stride = load_i64(args, _X_STRIDE), load_i64(args, LINEAR_OUT_STRIDE)
         bias, add = load_i64(args, _BIAS), load_i64(args, _ADD)
         scale_bytes, group_bytes = load_i64(args, _SCALE_BYTES), load_i64(args, _GROUP_BYTES)
-        done_in_pairs = 0
-        if r >= 16:
-            # Prompts: two groups at a time share the loads of x.
-            done_in_pairs = r - r % 4
-            for group in range(begin, end - 1, 2):
+        for item in range(begin, end):
+            first, last, t, count = item, item + 1, 0, r
+            if r >= PROMPT_ROWS:
+                first, last, t, count = prompt_tile(args, item)
+            x = load_i64(args, _X) + t * x_stride
+            out = load_i64(args, LINEAR_OUT) + t * out_stride
+            weights = load_i64(args, _WEIGHTS) + first * group_bytes
+            if last == first + 2:
+                # Two groups share the loads of x; meanwhile the next two are asked for.
+                row = first * LANES
+                ahead = weights + 2 * group_bytes
+                step = 2 * group_bytes // (count // 4 + 1) + 1
+                while count >= 4:
+                    for at in range(ahead, ahead + step, _PREFETCH_STEP):
+                        prefetch(at)
+                    ahead += step
+                    double4(
+                        weights, group_bytes, scale_bytes, in_features, x, x_stride, out + row * 4, out_stride,
+                        bias + row * 4 if bias else 0, add, num_rows - row,
+                    )  # fmt: skip
+                    x += 4 * x_stride
+                    out += 4 * out_stride
+                    count -= 4
+            for group in range(first, last):
                 weights = load_i64(args, _WEIGHTS) + group * group_bytes
                 row = group * LANES
-                out = load_i64(args, _OUT) + row * 4
                 group_bias = bias + row * 4 if bias else 0
-                for t in range(0, done_in_pairs, 4):
-                    double4(
-                        weights, group_bytes, scale_bytes, in_features, load_i64(args, _X) + t * x_stride, x_stride,
-                        out + t * out_stride, out_stride, group_bias, add, num_rows - row,
-                    )  # fmt: skip
-        for group in range(begin, end):
-            weights = load_i64(args, _WEIGHTS) + group * group_bytes
-            row = group * LANES
-            lanes = num_rows - row
-            last_alone = group == end - 1 and (end - begin) % 2 == 1
-            done = 0 if last_alone else done_in_pairs
-            x = load_i64(args, _X) + done * x_stride
-            out = load_i64(args, _OUT) + row * 4 + done * out_stride
-            group_bias = bias + row * 4 if bias else 0
-            left = r - done
-            while left >= 8:
-                tile8(weights, 0, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
-                x += 8 * x_stride
-                out += 8 * out_stride
-                left -= 8
-            if left >= 4:
-                tile4(weights, 0, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
-                x += 4 * x_stride
-                out += 4 * out_stride
-                left -= 4
-            if left >= 2:
-                tile2(weights, 0, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
-                x += 2 * x_stride
-                out += 2 * out_stride
-                left -= 2
-            if left:
-                tile1(weights, 0, scale_bytes, in_features, x, x_stride, out, out_stride, group_bias, add, lanes)
+                lanes = num_rows - row
+                from_x, to, left = x, out + row * 4, count
+                while left >= 8:
+                    tile8(
+                        weights, 0, scale_bytes, in_features, from_x, x_stride, to, out_stride, group_bias, add, lanes
+                    )
+                    from_x += 8 * x_stride
+                    to += 8 * out_stride
+                    left -= 8
+                if left >= 4:
+                    tile4(
+                        weights, 0, scale_bytes, in_features, from_x, x_stride, to, out_stride, group_bias, add, lanes
+                    )
+                    from_x += 4 * x_stride
+                    to += 4 * out_stride
+                    left -= 4
+                if left >= 2:
+                    tile2(
+                        weights, 0, scale_bytes, in_features, from_x, x_stride, to, out_stride, group_bias, add, lanes
+                    )
+                    from_x += 2 * x_stride
+                    to += 2 * out_stride
+                    left -= 2
+                if left:
+                    tile1(
+                        weights, 0, scale_bytes, in_features, from_x, x_stride, to, out_stride, group_bias, add, lanes
+                    )
 
     kind = f"int8-{isa}" if int8_activations else "f32"
-    return kernel_address(linear_groups, "void(int64, int64, int64)", f"{format.label}-{kind}")
+    return kernel_address(linear_items, "void(int64, int64, int64)", f"{format.label}-{kind}")
 
 
 @inner
@@ -136,16 +161,56 @@ def write_linear_args(
     team[at + _X] = x
     team[at + _X_STRIDE] = x_stride
     team[at + _R] = num_x_rows
-    team[at + _OUT] = out + t[FIRST_ROW] * 4
-    team[at + _OUT_STRIDE] = out_stride
+    team[at + LINEAR_OUT] = out + t[FIRST_ROW] * 4
+    team[at + LINEAR_OUT_STRIDE] = out_stride
     team[at + _BIAS] = bias + t[FIRST_ROW] * 4 if bias else 0
     team[at + _ADD] = add
+    block_rows = min(max(PROMPT_ROWS, _BLOCK_BYTES // x_stride // 4 * 4), MOST_BLOCK_ROWS)
+    blocks = (num_x_rows + block_rows - 1) // block_rows
+    team[at + _BLOCK_ROWS] = ((num_x_rows + blocks - 1) // blocks + 3) // 4 * 4
+    team[at + _PANEL_PAIRS] = max(1, _PANEL_BYTES // (2 * t[GROUP_BYTES]))
+
+
+@inner
+def cut_rows(args: int, first: int, num_rows: int) -> None:
+    """Of the job at ``args``, keep the rows of weights from ``first``, a multiple of 16, on."""
+    store_i64(args, _WEIGHTS, load_i64(args, _WEIGHTS) + first // LANES * load_i64(args, _GROUP_BYTES))
+    store_i64(args, LINEAR_OUT, load_i64(args, LINEAR_OUT) + first * 4)
+    store_i64(args, _NUM_ROWS, num_rows)
+
+
+@inner
+def num_items(num_rows: int, num_x_rows: int, args: int) -> int:
+    """Items of a job over ``num_rows`` rows of weights: groups, or for prompts blocks of x times pairs of groups."""
+    groups = (num_rows + LANES - 1) // LANES
+    if num_x_rows < PROMPT_ROWS:
+        return groups
+    block_rows = load_i64(args, _BLOCK_ROWS)
+    return (groups + 1) // 2 * ((num_x_rows + block_rows - 1) // block_rows)
 
 
 @inner
 def min_piece(table: np.ndarray, segment: int, num_x_rows: int) -> int:
-    """Groups that are worth a thread's while: about a microsecond's."""
+    """Items that are worth a thread's while: about a microsecond's."""
     return max(1, _MIN_PIECE_BYTES // (table[segment, GROUP_BYTES] * num_x_rows))
+
+
+@inner
+def prompt_tile(args: int, item: int) -> Any:
+    """First group, the one after the last, first row of x, and number of rows.
+
+    In the order of items a panel of weights meets block after block of x, and a block pair after pair of the panel.
+    """
+    r, block_rows, panel = load_i64(args, _R), load_i64(args, _BLOCK_ROWS), load_i64(args, _PANEL_PAIRS)
+    groups = (load_i64(args, _NUM_ROWS) + LANES - 1) // LANES
+    pairs = (groups + 1) // 2
+    blocks = (r + block_rows - 1) // block_rows
+    before = item // (panel * blocks) * panel
+    rest = item - before * blocks
+    width = min(panel, pairs - before)
+    t = rest // width * block_rows
+    first = 2 * (before + rest % width)
+    return first, min(first + 2, groups), t, min(block_rows, r - t)
 
 
 @launcher
@@ -187,8 +252,8 @@ def multiply(
             team, 0, table, segment, x_int8 if int8 else x, x_int8_stride(in_features) if int8 else 4 * in_features,
             in_features, num_x_rows, out, 4 * out_features, bias, add,
         )  # fmt: skip
-        groups = (table[segment, NUM_ROWS] + LANES - 1) // LANES
-        run(team, table[segment, KERNEL], groups, min_piece(table, segment, num_x_rows))
+        items = num_items(table[segment, NUM_ROWS], num_x_rows, team.ctypes.data + 8 * ARGS)
+        run(team, table[segment, KERNEL], items, min_piece(table, segment, num_x_rows))
 
 
 def _tile(format: StorageFormat, int8_activations: bool, isa: InstructionSet, rows: int, groups: int) -> Any:

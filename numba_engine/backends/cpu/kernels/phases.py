@@ -11,24 +11,33 @@ from typing import cast
 import numpy as np
 
 from numba_engine.backends.base import Array, AttentionShape, KVCacheLayer, LayerWeights, RopeTable
-from numba_engine.backends.cpu.compilation import kernel_address, launcher
+from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
     call_kernel,
     load_f64,
     load_i32,
     load_i64,
+    stack_bytes,
     store_f64,
+    store_i64,
 )
 from numba_engine.backends.cpu.kernels.head_norm import norm_heads
 from numba_engine.backends.cpu.kernels.linear import (
     KERNEL,
+    LINEAR_OUT,
+    LINEAR_OUT_STRIDE,
+    MOST_BLOCK_ROWS,
     NEXT,
     NEXT_BYTES,
-    NUM_ROWS,
+    NUM_LINEAR_ARGS,
+    PROMPT_ROWS,
     TAKES_INT8,
+    cut_rows,
     min_piece,
     multiply,
+    num_items,
+    prompt_tile,
     takes_int8,
     write_linear_args,
 )
@@ -44,8 +53,10 @@ from numba_engine.backends.cpu.thread_team import ARGS, announce, run
  _SLOTS, _EPS) = range(18)  # fmt: skip
 _NUM_CONSTANTS = _QKV
 # Arguments of gate_up_silu, behind two blocks of linear's arguments.
-_GATE_ARGS, _UP_ARGS = 0, 16
-_GATE_KERNEL, _UP_KERNEL, _UP_FIRST, _OUT, _GATE_UP, _I, _R = range(32, 39)
+_GATE_ARGS, _UP_ARGS = 0, NUM_LINEAR_ARGS
+_GATE_KERNEL, _UP_KERNEL, _OUT, _GATE_UP, _I, _R = range(32, 38)
+_TILE_STRIDE = 2 * LANES * 4
+_TILE_BYTES = MOST_BLOCK_ROWS * _TILE_STRIDE
 
 
 def layer_constants(
@@ -136,31 +147,63 @@ def norm_gate_up_silu(
             team, at, table, segment, x_int8 if int8 else normed.ctypes.data,
             x_int8_stride(hidden) if int8 else 4 * hidden, hidden, r, gate_up.ctypes.data, 8 * intermediate, 0, 0,
         )  # fmt: skip
-    groups = intermediate // LANES
+    args = team.ctypes.data + 8 * ARGS
+    if up == 0:
+        cut_rows(args + 8 * _GATE_ARGS, 0, intermediate)
+        cut_rows(args + 8 * _UP_ARGS, intermediate, intermediate)
     team[ARGS + _GATE_KERNEL] = table[0, KERNEL]
     team[ARGS + _UP_KERNEL] = table[up, KERNEL]
-    team[ARGS + _UP_FIRST] = groups if table[up, NUM_ROWS] == 2 * intermediate else 0
     team[ARGS + _OUT] = out.ctypes.data
     team[ARGS + _GATE_UP] = gate_up.ctypes.data
     team[ARGS + _I] = intermediate
     team[ARGS + _R] = r
     announce(team, table[0, NEXT], table[0, NEXT_BYTES])
-    run(team, gate_up_silu, groups, (min_piece(table, 0, r) + 1) // 2)
+    run(team, gate_up_silu, num_items(intermediate, r, args), (min_piece(table, 0, r) + 1) // 2)
 
 
 @functools.cache
 def gate_up_silu_kernel() -> int:
-    def gate_up_silu_groups(begin: int, end: int, args: int) -> None:
-        call_kernel(load_i64(args, _GATE_KERNEL), begin, end, args + 8 * _GATE_ARGS)
-        up_first = load_i64(args, _UP_FIRST)
-        call_kernel(load_i64(args, _UP_KERNEL), begin + up_first, end + up_first, args + 8 * _UP_ARGS)
-        intermediate = load_i64(args, _I)
-        for row in range(load_i64(args, _R)):
-            gate = load_i64(args, _GATE_UP) + (row * 2 * intermediate + begin * LANES) * 4
-            out = load_i64(args, _OUT) + (row * intermediate + begin * LANES) * 4
-            silu_row(out, gate, gate + intermediate * 4, (end - begin) * LANES)
+    args_place, tiles_place = stack_bytes(2 * 8 * NUM_LINEAR_ARGS), stack_bytes(2 * _TILE_BYTES)
 
-    return kernel_address(gate_up_silu_groups, "void(int64, int64, int64)")
+    def gate_up_silu_items(begin: int, end: int, args: int) -> None:
+        r, intermediate = load_i64(args, _R), load_i64(args, _I)
+        gate_args, up_args = args + 8 * _GATE_ARGS, args + 8 * _UP_ARGS
+        gate_kernel, up_kernel = load_i64(args, _GATE_KERNEL), load_i64(args, _UP_KERNEL)
+        out = load_i64(args, _OUT)
+        if r < PROMPT_ROWS:
+            call_kernel(gate_kernel, begin, end, gate_args)
+            call_kernel(up_kernel, begin, end, up_args)
+            first, columns = begin * LANES, (end - begin) * LANES
+            for row in range(r):
+                gate = load_i64(args, _GATE_UP) + (row * 2 * intermediate + first) * 4
+                silu_row(out + (row * intermediate + first) * 4, gate, gate + intermediate * 4, columns)
+            return
+        own_args, tiles = args_place(0), tiles_place(0)
+        own_gate_args, own_up_args = own_args, own_args + 8 * NUM_LINEAR_ARGS
+        for item in range(begin, end):
+            first, last, t, count = prompt_tile(gate_args, item)
+            into_tile(own_gate_args, gate_args, tiles, first, t)
+            into_tile(own_up_args, up_args, tiles + _TILE_BYTES, first, t)
+            call_kernel(gate_kernel, item, item + 1, own_gate_args)
+            call_kernel(up_kernel, item, item + 1, own_up_args)
+            for row in range(count):
+                gate = tiles + row * _TILE_STRIDE
+                to = out + ((t + row) * intermediate + first * LANES) * 4
+                silu_row(to, gate, gate + _TILE_BYTES, (last - first) * LANES)
+
+    return kernel_address(gate_up_silu_items, "void(int64, int64, int64)")
+
+
+@inner
+def into_tile(to: int, args: int, tile: int, group: int, t: int) -> None:
+    """Arguments that make the job write what begins at (group, t) to ``tile``, rows _TILE_STRIDE apart.
+
+    Rows of gate and up would else lie a multiple of 4096 bytes apart in many models, which caches keep few of.
+    """
+    for i in range(NUM_LINEAR_ARGS):
+        store_i64(to, i, load_i64(args, i))
+    store_i64(to, LINEAR_OUT, tile - group * LANES * 4 - t * _TILE_STRIDE)
+    store_i64(to, LINEAR_OUT_STRIDE, _TILE_STRIDE)
 
 
 @launcher

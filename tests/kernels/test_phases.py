@@ -1,0 +1,82 @@
+"""The fused phases give bit for bit what the ops one by one give, for tokens and for prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from numba_engine.backends.base import Backend, LayerWeights
+from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.storage import StorageFormat, StoredTensor, quantize
+from tests.kernels.conftest import MakeBackend
+
+HIDDEN = 96
+EPS = 1e-5
+
+
+def layer_of(backend: CpuBackend, rng: np.random.Generator, intermediate: int, *formats: StorageFormat) -> LayerWeights:
+    def matrix(rows: int, format: StorageFormat) -> StoredTensor:
+        return quantize("w", rng.standard_normal((rows, HIDDEN), dtype=np.float32), format)
+
+    norm = rng.standard_normal(HIDDEN).astype(np.float32)
+    gate_up = backend.load_weight("gate_up", [matrix(intermediate, format) for format in formats])
+    other = backend.load_weight("other", [matrix(16, formats[0])])
+    return LayerWeights(
+        input_norm=norm,
+        qkv_proj=other,
+        qkv_bias=None,
+        q_norm=None,
+        k_norm=None,
+        o_proj=other,
+        post_attention_norm=norm,
+        gate_up_proj=gate_up,
+        down_proj=other,
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 67, 300])
+@pytest.mark.parametrize(
+    ("intermediate", "formats"),
+    [
+        (176, (StorageFormat.Q4_1, StorageFormat.Q4_1)),  # an odd number of groups
+        (192, (StorageFormat.Q8_0, StorageFormat.F16)),  # a segment each
+        (24, (StorageFormat.BF16, StorageFormat.BF16)),  # not whole groups
+    ],
+)
+def test_gate_up(
+    make_backend: MakeBackend,
+    rng: np.random.Generator,
+    rows: int,
+    intermediate: int,
+    formats: tuple[StorageFormat, StorageFormat],
+) -> None:
+    backend = make_backend(num_threads=3)
+    layer = layer_of(backend, rng, intermediate, *formats)
+    residual = rng.standard_normal((rows, HIDDEN), dtype=np.float32)
+
+    def run(phase: Callable[..., None]) -> np.ndarray:
+        out = np.full((rows, intermediate), np.nan, dtype=np.float32)
+        gate_up = np.full((rows, 2 * intermediate), np.nan, dtype=np.float32)
+        phase(backend, out, gate_up, np.empty_like(residual), residual, layer, EPS)
+        return out
+
+    assert np.array_equal(run(CpuBackend.norm_gate_up_silu), run(Backend.norm_gate_up_silu))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 20])
+def test_lm_head(backend: CpuBackend, rng: np.random.Generator, rows: int) -> None:
+    head = backend.load_weight("head", [quantize("head", rng.standard_normal((1000, HIDDEN)).astype(np.float32),
+                                                 StorageFormat.Q8_0)])  # fmt: skip
+    residual = rng.standard_normal((40, HIDDEN), dtype=np.float32)
+    norm = rng.standard_normal(HIDDEN).astype(np.float32)
+    wanted = rng.permutation(40)[:rows].astype(np.int32)
+
+    def run(phase: Callable[..., None]) -> np.ndarray:
+        logits = np.full((rows, 1000), np.nan, dtype=np.float32)
+        last = np.empty((rows, HIDDEN), dtype=np.float32)
+        phase(backend, logits, last, residual, wanted, norm, head, EPS)
+        return logits
+
+    assert np.array_equal(run(CpuBackend.norm_lm_head), run(Backend.norm_lm_head))
