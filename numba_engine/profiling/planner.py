@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -155,7 +156,7 @@ class _Checks:
         try:
             yield
         except ConfigError as error:
-            self.violations.append(FieldViolation(field, str(error)))
+            self.violations.append(FieldViolation(field, re.sub(r"^[\w ]+ (?=must be )", "", str(error))))
 
     def raise_if_any(self) -> None:
         if self.violations:

@@ -244,7 +244,7 @@ def test_profile_table(run: Run, service: FakeService) -> None:
     assert rows["linear"][1:9] == ["15", "3.000", "60.00", "20.0", "2", "57%", "memory", "60.0%"]
     assert rows["attention"][6:8] == ["57%", "latency"]
     figures = {line[:15].strip(): " ".join(line[15:].split()) for line in lines}
-    assert figures["decode"] == "200.0 tok/s median of 2 steps; 10th to 90th of 100: 190.0 to 205.0"
+    assert figures["decode"] == "200.0 tok/s median of 2 steps; p10 190.0, p90 205.0"
     assert figures["a token moves"] == "98.0 MB weights 97.0 MB, KV 1.0 MB"
     assert figures["limit"] == "357.1 tok/s at the 35.0 GB/s that this machine reads, measured"
     assert figures["reached"] == "56% of that limit"

@@ -91,6 +91,16 @@ def test_all_wrong_arguments_are_named(arguments: dict[str, Any], fields: set[st
     assert fields_of(lambda: estimate_throughput(model_of_size(8 * 10**9, **SHAPE), **arguments)) == fields
 
 
+def test_a_description_does_not_name_its_field_again() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        estimate_throughput(model_of_size(10**9), ["x1"], batch=0, acceptance=2.0)
+    assert [violation.description for violation in caught.value.violations[:2]] == [
+        "must be 1 to 65536, got 0",
+        "must be 0 to 1, got 2.0",
+    ]
+    assert caught.value.violations[2].description.startswith("no GPU 'x1' in the table; known are rtx3090, ")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -50,6 +50,8 @@ def profile_table(device: pb.ProfiledDevice, model: pb.ProfiledModel, summary: p
         parts += ["", *_ops(summary.num_decode_steps, summary.ops, summary.shares)]
     elif summary.num_prefill_steps:
         parts += ["", *_ops(summary.num_prefill_steps, summary.prefill_ops, summary.prefill_shares)]
+    else:
+        parts += ["", "no step was measured"]
     return "\n".join([*parts, "", *aligned([*_figures(device, summary)])])
 
 
@@ -118,7 +120,7 @@ def _figures(device: pb.ProfiledDevice, summary: pb.ProfileSummary) -> Iterator[
 
 
 def _spread(p10: float, p90: float) -> str:
-    return f"; 10th to 90th of 100: {rate(p10)} to {rate(p90)}" if p10 and p90 and p10 != p90 else ""
+    return f"; p10 {rate(p10)}, p90 {rate(p90)}" if p10 and p90 and p10 != p90 else ""
 
 
 def _bandwidth(device: pb.ProfiledDevice, summary: pb.ProfileSummary) -> str:
