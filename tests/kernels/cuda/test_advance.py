@@ -7,6 +7,9 @@ import pytest
 
 from numba_engine.backends.base import Array, Batch
 from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.cuda.cards import ptx_counts
+from numba_engine.backends.cuda.compiler import compile_kernel
+from numba_engine.backends.cuda.kernels.advance import advance_kernel
 from numba_engine.backends.replay import DecodeSampling
 
 
@@ -69,3 +72,7 @@ def test_rows_move_on_and_padding_stays(
     grows = is_real & (lengths > 0)
     history[(begins + lengths)[grows]] = drawn[grows]
     np.testing.assert_array_equal(backend.download(sampling.history), history)
+
+
+def test_it_is_integers_in_registers() -> None:
+    assert ptx_counts(compile_kernel(advance_kernel(), (8, 0))) == {"f64": 0, "local": 0, "calls": 0}
