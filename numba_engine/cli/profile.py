@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import random
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from numba_engine.cli.profile_diff import profile_diff
 from numba_engine.cli.prompt import prompt_options, read_prompt
 from numba_engine.engine import LLM
 from numba_engine.outputs import ModelInfo
+from numba_engine.profiling.bench import check_fits
 from numba_engine.profiling.exports import profile_as_json, steps_as_csv
 from numba_engine.profiling.html_report import render_html
 from numba_engine.profiling.plots import require_matplotlib
@@ -27,7 +30,6 @@ from numba_engine.profiling.trace import profile_as_trace
 from numba_engine.sampling_params import SamplingParams
 
 _DEFAULT_PROMPT = "The capital of France is"
-_REQUEST_ID = "profile"
 _UNPROFILED_EVERY = 4
 """Decode steps between those that run without a profile, to tell what looking costs."""
 
@@ -52,13 +54,46 @@ def _new_file(ctx: click.Context, param: click.Parameter, value: Path | None) ->
     return value
 
 
+def _sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """``4x512``: four sequences of 512 tokens."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no number of sequences and tokens such as 4x512", ctx, param)
+    return int(match[1]), int(match[2])
+
+
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @click.command(cls=_ProfileCommand)
 @click.argument("model")
 @prompt_options
-@click.option("-n", "--max-tokens", default=32, show_default=True, metavar="N", help="Tokens to generate.")
+@click.option(
+    "--synthetic",
+    callback=_sizes,
+    metavar="SEQSxTOKENS",
+    help="Instead of a prompt, so many sequences at once of so many random tokens each, such as 4x512.",
+)
+@click.option(
+    "-n",
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Tokens to generate, of each sequence.",
+)
+@click.option(
+    "--warm-up",
+    "warm_up_steps",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="STEPS",
+    help="Run first, with random prompts as long, and not reported.",
+)
 @click.option("--fusion/--no-fusion", default=True, help="Fused phases, or the textbook ops one by one.")
 @engine_options
 @click.option("--html", type=_FILE, callback=_new_file, metavar="FILE", help="Write a report with plots, in one file.")
@@ -72,7 +107,9 @@ def profile(
     prompt_file: str | None,
     chat: str | None,
     system: str | None,
+    synthetic: tuple[int, int] | None,
     max_tokens: int,
+    warm_up_steps: int,
     fusion: bool,
     html: Path | None,
     trace: Path | None,
@@ -88,13 +125,22 @@ def profile(
 
     `numba-engine profile diff A.json B.json` compares two profiles that were written with --json.
     """
+    if synthetic and any(given is not None for given in (prompt, prompt_file, chat, system)):
+        raise click.UsageError("--synthetic stands instead of a prompt")
     text = read_prompt(prompt, prompt_file, chat, system, default=_DEFAULT_PROMPT)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     llm = load(model, engine_config(options), quiet=quiet)
-    token_ids = text.token_ids(llm)
+    if synthetic:
+        num_seqs, prompt_len = synthetic
+        check_fits(llm, prompt_len + max_tokens, num_seqs)
+        prompts = _random_prompts(llm, [prompt_len] * num_seqs)
+    else:
+        prompts = [text.token_ids(llm)]
+    if warm_up_steps:
+        _warm_up(llm, [len(prompt) for prompt in prompts], params, warm_up_steps, fusion=fusion)
 
     llm.start_profile(fusion=fusion, timeline=html is not None or trace is not None, unprofiled_every=_UNPROFILED_EVERY)
-    llm.add_request(_REQUEST_ID, token_ids, params)
+    _add_requests(llm, prompts, params)
     steps = []
     errors = Console(stderr=True)
     with Live(console=errors, transient=True, auto_refresh=False) as live:
@@ -112,6 +158,28 @@ def profile(
         return
     click.echo(_title(llm.model_info))
     wide_console().print(summary_table(summary))
+
+
+def _warm_up(llm: LLM, lengths: Sequence[int], params: SamplingParams, num_steps: int, *, fusion: bool) -> None:
+    """Run what will be measured, but with other prompts, so that none of those is in the prefix cache."""
+    llm.start_profile(fusion=fusion)
+    request_ids = _add_requests(llm, _random_prompts(llm, lengths), params)
+    for _ in zip(range(num_steps), _measured_steps(llm), strict=False):
+        pass
+    for request_id in request_ids:
+        llm.abort(request_id)
+    llm.stop_profile()
+
+
+def _random_prompts(llm: LLM, lengths: Sequence[int]) -> list[list[int]]:
+    return [random.choices(range(llm.model_info.vocab_size), k=length) for length in lengths]
+
+
+def _add_requests(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[str]:
+    request_ids = [f"profile-{index}" for index in range(len(prompts))]
+    for request_id, prompt in zip(request_ids, prompts, strict=True):
+        llm.add_request(request_id, prompt, params)
+    return request_ids
 
 
 def _measured_steps(llm: LLM) -> Iterator[StepProfile]:

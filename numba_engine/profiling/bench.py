@@ -80,7 +80,7 @@ def run_bench(
     Raises:
         ConfigError: if the engine cannot hold ``batch`` such sequences at once.
     """
-    _check_fits(llm, max(prompt_tokens + 1, max(depth, 1) + gen_tokens + 1), batch)
+    check_fits(llm, max(prompt_tokens + 1, max(depth, 1) + gen_tokens + 1), batch)
     suffix = f" × {batch}" if batch > 1 else ""
     rows = []
     if prompt_tokens:
@@ -154,15 +154,16 @@ def _add_requests(llm: BenchedLLM, num_tokens: int, batch: int, max_tokens: int 
 _ids = itertools.count()
 
 
-def _check_fits(llm: BenchedLLM, context_len: int, batch: int) -> None:
+def check_fits(llm: BenchedLLM, context_len: int, batch: int) -> None:
+    """Raises ConfigError unless the engine can hold so many sequences of so many tokens at once."""
     info, stats = llm.model_info, llm.stats
     if context_len > info.max_model_len:
-        raise ConfigError(f"max_model_len is {info.max_model_len}, but this bench needs {context_len} tokens")
+        raise ConfigError(f"max_model_len is {info.max_model_len}, but {context_len} tokens are needed")
     if batch > stats.max_num_seqs:
-        raise ConfigError(f"max_num_seqs is {stats.max_num_seqs}, but this bench runs {batch} sequences at once")
+        raise ConfigError(f"max_num_seqs is {stats.max_num_seqs}, but {batch} sequences are to run at once")
     needed = batch * -(-context_len // stats.block_size)
     if needed > stats.num_kv_blocks:
         raise ConfigError(
-            f"the KV cache has {stats.num_kv_blocks} blocks, but this bench needs {needed}: raise num_kv_blocks "
+            f"the KV cache has {stats.num_kv_blocks} blocks, but {needed} are needed: raise num_kv_blocks "
             f"or kv_cache_bytes (to {needed * stats.block_size * info.kv_bytes_per_token})"
         )

@@ -43,6 +43,32 @@ def test_profile_json(run: Run, llms: list[FakeLLM]) -> None:
     assert llms[0].prompts != [[]], "there is a prompt where none is given"
 
 
+def test_profile_of_made_up_prompts_after_a_warm_up(run: Run, llms: list[FakeLLM]) -> None:
+    result = run("profile", "m", "--synthetic", "3x7", "-n", "2", "--warm-up", "1", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    [llm] = llms
+    assert [len(prompt) for prompt in llm.prompts] == [7] * 6, "three to warm up, three to measure"
+    assert len({tuple(prompt) for prompt in llm.prompts}) == 6, "none is found in the prefix cache"
+    assert {params.max_tokens for params in llm.params} == {2}
+    assert [step["index"] for step in json.loads(result.stdout)["steps"]] == [0, 1], "the warm-up is not reported"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--synthetic", "3x7", "--prompt", "p"], "--synthetic stands instead of a prompt"),
+        (["--synthetic", "3"], "'3' is no number of sequences and tokens such as 4x512"),
+        (["--synthetic", "0x9"], "'0x9' is no number"),
+        (["--synthetic", "9x9"], "max_num_seqs is 8, but 9 sequences are to run at once"),
+        (["--synthetic", "1x2017"], "max_model_len is 2048, but 2049 tokens are needed"),
+    ],
+)
+def test_profile_of_made_up_prompts_that_cannot_be(run: Run, arguments: list[str], message: str) -> None:
+    result = run("profile", "m", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
 def test_bench_prints_a_markdown_table(run: Run) -> None:
     result = run("bench", "m", "-p", "4", "-n", "3", "-r", "2")
     assert (result.exit_code, result.stderr) == (0, "")

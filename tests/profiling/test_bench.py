@@ -114,10 +114,10 @@ def test_no_two_prompts_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompt_tokens": 64}, "max_model_len is 64, but this bench needs 65"),
-        ({"gen_tokens": 32, "depth": 40}, "needs 73 tokens"),
-        ({"batch": 5}, "max_num_seqs is 4, but this bench runs 5"),
-        ({"prompt_tokens": 50, "batch": 3}, "20 blocks, but this bench needs 21"),
+        ({"prompt_tokens": 64}, "max_model_len is 64, but 65 tokens are needed"),
+        ({"gen_tokens": 32, "depth": 40}, "73 tokens are needed"),
+        ({"batch": 5}, "max_num_seqs is 4, but 5 sequences"),
+        ({"prompt_tokens": 50, "batch": 3}, "20 blocks, but 21 are needed"),
     ],
 )
 def test_a_bench_that_does_not_fit_is_refused(
