@@ -314,11 +314,11 @@ def _ops_table(phase: PhaseProfile, keys: dict[str, OpKey], summary: ProfileSumm
             f"{op.intensity:.2f}",
             _rate(op.gflops),
             _rate(op.gbps),
-            *_roof_cells(op, peaks),
+            _roof_cell(op, peaks),
         )
         for op in sorted(phase.ops, key=lambda op: keys[op.name].number)
     ]
-    host = (HOST, "", format_time(phase.host_time_s), f"{phase.share(phase.host_time_s):.1%}", *[""] * 9)
+    host = (HOST, "", format_time(phase.host_time_s), f"{phase.share(phase.host_time_s):.1%}", *[""] * 8)
     return _Table(
         caption=f"Ops of {phase.name}: {what}, {format_time(phase.time_s)}",
         columns=(
@@ -333,18 +333,17 @@ def _ops_table(phase: PhaseProfile, keys: dict[str, OpKey], summary: ProfileSumm
             ("FLOP/byte", FORMULA),
             ("GFLOP/s", over_time),
             ("GB/s", over_time),
-            ("of the roof", over_time),
-            ("bound", over_time),
+            ("of the roof, bound", over_time),
         ),
         rows=(*rows, host),
     )
 
 
-def _roof_cells(op: OpProfile, peaks: Peaks) -> tuple[str, str]:
+def _roof_cell(op: OpProfile, peaks: Peaks) -> str:
     """Share of what the roofline allows, and what holds the op up."""
     if not peaks.read_bandwidth_gbps:
-        return "–", "–"
-    return f"{op.share_of_attainable(peaks):.0%}", op.bound(peaks).lower()
+        return "–"
+    return f"{op.share_of_attainable(peaks):.0%} {op.bound(peaks).lower()}"
 
 
 def _counted_table(phase: PhaseProfile, keys: dict[str, OpKey]) -> _Table:

@@ -171,13 +171,15 @@ def _peak_rows(summary: ProfileSummary) -> Iterator[tuple[str, str, str]]:
     if summary.time_source is TimeSource.SIMULATED:
         launch = f"{format_time(peaks.launch_s)} a launch, then the roofline"
         yield "predicted for", peaks.device, f"the executor has no speed of its own; {launch}"
-    yield "read bandwidth", f"{peaks.read_bandwidth_gbps:,.1f} GB/s", _source(peaks.read_bandwidth_source)
+    bandwidth_source, gflops_source = _source(peaks.read_bandwidth_source), _source(peaks.gflops_source)
+    yield "read bandwidth", f"{peaks.read_bandwidth_gbps:,.1f} GB/s", bandwidth_source
     if peaks.gflops is not None:
-        yield "arithmetic peak", f"{peaks.gflops:,.0f} GFLOP/s", f"{peaks.arithmetic}, {_source(peaks.gflops_source)}"
+        yield "arithmetic peak", f"{peaks.gflops:,.0f} GFLOP/s", f"{peaks.arithmetic}, {gflops_source}"
 
 
 def _source(source: str) -> str:
-    return "measured here, same threads" if source == "measured" else source
+    """What a datasheet is called in full stands in the JSON."""
+    return "measured here, same threads" if source == "measured" else "by the datasheet"
 
 
 def _spread(p10: float, p90: float, num_steps: int) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from numba_engine.backends.instruments import CountedTraffic, KindBytes, TimeSource
+from numba_engine.profiling.peaks import simulated_peaks
 from numba_engine.profiling.recorder import summarize
-from numba_engine.profiling.report import OpProfile, Peaks, ProfileSummary, StepProfile
+from numba_engine.profiling.report import OpCall, OpProfile, Peaks, ProfileSummary, StepProfile
 from tests.cli.fake_llm import MODEL_INFO
 
 
@@ -30,3 +32,34 @@ DECODE_STEP = StepProfile(1, 0, 1, 1, 0.0105, (ATTENTION, LINEAR, STORE_KV), 0.0
 STEPS = (PREFILL_STEP, DECODE_STEP, replace(DECODE_STEP, index=2), replace(DECODE_STEP, index=3, time_s=0.0125))
 
 SUMMARY: ProfileSummary = summarize(STEPS, peaks=peaks(31.0, 400.0))
+
+COUNTED = CountedTraffic(
+    num_launches=61,
+    dram=KindBytes(90_000_000, 0, 400_000, 5),
+    l2=KindBytes(91_000_000, 0, 7_000_000, 20),
+    lanes=KindBytes(90_000_000, 0, 7_000_000, 20),
+    shared_bytes=40_000_000,
+    shared_wavefronts=330,
+    shared_wavefronts_ideal=300,
+    warp_instructions=5_000_000,
+    lane_instructions=100_000_000,
+)
+_COUNTED_OPS = (replace(LINEAR, num_launches=61, counted=COUNTED),)
+_CALLS = tuple(OpCall("linear", layer, layer * 0.002, 0.001, 1, 1_500_000, 3_000_000) for layer in range(3))
+
+COUNTED_STEPS = tuple(
+    StepProfile(
+        index,
+        prefill,
+        1 - bool(prefill),
+        1,
+        0.006,
+        _COUNTED_OPS,
+        time_source=TimeSource.SIMULATED,
+        timeline=_CALLS,
+    )
+    for index, prefill in enumerate((7, 0))
+)
+"""Of a simulated GPU: a step of prefill and one of decode, one op, three calls."""
+
+COUNTED_SUMMARY: ProfileSummary = summarize(COUNTED_STEPS, peaks=simulated_peaks())

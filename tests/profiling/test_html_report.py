@@ -18,7 +18,18 @@ from numba_engine.profiling.phases import phase_profiles
 from numba_engine.profiling.plots import NUM_OP_COLORS, op_keys
 from numba_engine.profiling.recorder import summarize
 from tests.profiling.chromium import CHROMIUM, CONTROL, look_at
-from tests.profiling.sample_profile import ATTENTION, DECODE_STEP, LINEAR, MODEL, PREFILL_STEP, STEPS, SUMMARY, peaks
+from tests.profiling.sample_profile import (
+    ATTENTION,
+    COUNTED_STEPS,
+    COUNTED_SUMMARY,
+    DECODE_STEP,
+    LINEAR,
+    MODEL,
+    PREFILL_STEP,
+    STEPS,
+    SUMMARY,
+    peaks,
+)
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 LINKS = {"src", "href", "srcset", "xlink:href", "action", "data", "poster"}
@@ -155,7 +166,7 @@ def test_tables_hold_the_numbers(page: Page) -> None:
     assert prefill[1:4] == ["61", "15.00 ms", "71.4%"]
     assert decode[1:] == [
         "183", "18.00 ms", "54.7%", "270.0 MB", "0 B", "900.0 kB", "541.8 M", "2.00", "30.10", "15.05",
-        "49%", "latency",
+        "49% latency",
     ]  # fmt: skip
     assert page.row("host", 1)[2:4] == ["4.40 ms", "13.4%"]
     assert page.row("main memory")[1:] == ["90.0 MB", "3.0 MB", "0 B", "93.0 MB", "3.00 ms"]
@@ -340,7 +351,35 @@ def test_in_a_browser_without_network(
         assert facts["overflow_px"] == 0
         assert facts["resources"] == []
         assert (facts["background"], facts["text_color"], facts["mark_color"]) == (background, ink, op1)
-        assert facts["cells"] == 3 * 12 + 4 * 12 + 3 * 5 + 4 * 9
+        assert facts["cells"] == 3 * 11 + 4 * 11 + 3 * 5 + 4 * 9
+
+
+@in_browser
+def test_what_was_counted_and_each_call_in_a_browser(tmp_path: Path) -> None:
+    text = render_html(replace(MODEL, backend="ptx"), COUNTED_STEPS, COUNTED_SUMMARY)
+    assert "Times are predicted" in text
+    assert "Each launch is taken to cost 1.3 µs" in text
+    page = Page(text)
+    assert page.row("1 linear", 1) == [
+        "1 linear", "61", "90.3 MB", "90.4 MB", "1.0011", "98.0 MB", "40.0 MB", "330", "137.0 MB", "5.0 M",
+    ]  # fmt: skip
+    assert page.row("L2 cache")[1:] == [
+        "90.0 MB", "0 B", "300.0 kB", "90.3 MB", "91.0 MB", "0 B", "7.0 MB", "20 B", "98.0 MB", "–",
+    ]  # fmt: skip
+    journey = svg(text, "journey")
+    left, right = span(group(journey, "journey-wide-counted-l2-cache-weights"))
+    of_formula = span(group(journey, "journey-wide-bytes-l2-cache-weights"))
+    assert (right - left) / (of_formula[1] - of_formula[0]) == pytest.approx(91 / 90, abs=1e-3)
+    calls = svg(text, "calls")
+    first, second = (span(group(calls, f"calls-wide-call-{place}-linear")) for place in (0, 1))
+    assert (second[0] - first[0]) / (first[1] - first[0]) == pytest.approx(2.0, abs=1e-2)
+    seen, console = look_at(text, (360, 1200), tmp_path, dark=False)
+    assert console == [CONTROL]
+    for width in ("360", "1200"):
+        facts = seen[width]
+        assert facts["plots"] == ["roofline", "phases", "journey", "timeline", "calls"]
+        assert facts["smallest_text_px"] >= 9.5
+        assert (facts["text_outside"], facts["overflow_px"], facts["resources"]) == ([], 0, [])
 
 
 @in_browser

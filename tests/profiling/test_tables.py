@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from numba_engine.backends.instruments import CountedTraffic, KindBytes, TimeSource
+from numba_engine.backends.instruments import TimeSource
 from numba_engine.profiling.exports import step_as_json, summary_as_json
 from numba_engine.profiling.peaks import simulated_peaks
 from numba_engine.profiling.recorder import summarize
@@ -21,7 +21,7 @@ from numba_engine.profiling.tables import (
     step_table,
     summary_table,
 )
-from tests.profiling.sample_profile import peaks
+from tests.profiling.sample_profile import COUNTED, peaks
 
 LINEAR = OpProfile("linear", 61, 0.006, 90_000_000, 0, 300_000, 180_000_000)
 ATTENTION = OpProfile("attention", 30, 0.002, 0, 10_000_000, 70_000, 50_000, kv_written_bytes=4)
@@ -82,22 +82,11 @@ def test_summary_says_what_was_measured_against_what() -> None:
 
 
 def test_summary_of_a_simulated_gpu_shows_both_columns_and_no_clock() -> None:
-    counted = CountedTraffic(
-        num_launches=61,
-        dram=KindBytes(90_000_000, 0, 300_000, 5),
-        l2=KindBytes(91_000_000, 0, 7_000_000, 20),
-        lanes=KindBytes(90_000_000, 0, 7_000_000, 20),
-        shared_bytes=40_000_000,
-        shared_wavefronts=330,
-        shared_wavefronts_ideal=300,
-        warp_instructions=5_000_000,
-        lane_instructions=100_000_000,
-    )
-    ops = (replace(LINEAR, counted=counted, num_launches=61),)
+    ops = (replace(LINEAR, counted=COUNTED, num_launches=61),)
     step = replace(STEP, ops=ops, time_s=0.006, overhead_s=0.0, time_source=TimeSource.SIMULATED)
     lines = rendered(summary_table(summarize([step, replace(step, index=5)], peaks=simulated_peaks())))
     assert "2 decode steps, times predicted" in lines[0]
-    assert "180.6 MB 180.6 MB 360.0 M" in row(lines, "linear")  # of both steps, by formula and counted
+    assert "180.6 MB 180.8 MB 360.0 M" in row(lines, "linear")  # of both steps, by formula and counted
     assert row(lines, "device memory") == "device memory 90.0 MB 90.0 MB 90.0 MB 0 B 0 B 0 B"
     assert row(lines, "L2 cache") == "L2 cache 90.3 MB 98.0 MB 91.0 MB 0 B 7.0 MB 20 B"
     assert row(lines, "shared memory") == "shared memory 0 B 40.0 MB 0 B 0 B 0 B 40.0 MB"
