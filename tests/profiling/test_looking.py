@@ -121,7 +121,7 @@ def test_every_nth_decode_step_runs_unseen(clock: FakeClock, model: CountedModel
         assert bool(step.ops) == step.profiled
         assert ("norm_qkv_rope_store" in inner.ran) == fusion, "the same ops run, looked at or not"
         assert step.time_s == 0.125
-        assert step.host_time_s == 0
+        assert (step.host_time_s > 0) == step.profiled
         if not step.profiled and fusion:
             assert ops is inner
     assert seen == [True, True, True, True, False, True, True, False]
