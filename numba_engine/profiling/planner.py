@@ -129,7 +129,10 @@ def model_of_size(num_parameters: int, **shape: int) -> PlannedModel:
 
 
 def machine_of(model: ModelInfo, read_bandwidth_gbps: float) -> Gpu | None:
-    """What a loaded model runs on, for the planner; None for a GPU that is simulated or not in the table."""
+    """What a loaded model runs on, for the planner; None for a GPU that is simulated or not in the table, and where the
+    bandwidth could not be measured (0)."""
+    if not read_bandwidth_gbps:
+        return None
     if model.backend == "cpu":
         return measured_machine(model.device_name, read_bandwidth_gbps, psutil.virtual_memory().total)
     if model.backend != "cuda":
@@ -196,5 +199,5 @@ def _machines(check: _Checks, names: Sequence[str], this_machine: Gpu | None) ->
             elif this_machine is not None:
                 machines.append(this_machine)
             else:
-                raise ConfigError("this machine's GPU is simulated or not in the table")
+                raise ConfigError("this machine's GPU is simulated, not in the table, or too full to be measured")
     return machines

@@ -275,6 +275,20 @@ def test_profile_of_made_up_prompts(run: Run, service: FakeService) -> None:
     assert lines[3].split()[:6] == ["2", "0", "1", "5.00", "-", "-"], "that step was not looked at"
 
 
+def test_profile_of_a_device_that_counts(run: Run, service: FakeService) -> None:
+    def counting(request: pb.ProfileRequest, context: grpc.ServicerContext) -> Iterator[pb.ProfileResponse]:
+        *before, last = fake.profile(request, context)
+        dram, lanes = pb.BytesByKind(weights=60_000_000, scratch=2_000_000), pb.BytesByKind(kv=4_000)
+        counted = pb.CountedTraffic(dram=dram, lanes=lanes, shared_wavefronts=3, shared_wavefronts_ideal=2)
+        last.summary.ops[0].counted.CopyFrom(counted)
+        yield from [*before, last]
+
+    service.behaviours["Profile"] = counting
+    lines = [" ".join(line.split()) for line in run("profile")[1].splitlines()]
+    at = lines.index("bytes a step, as counted")
+    assert lines[at + 2] == "linear 60.0 MB 31.0 MB 0 B 2.0 kB 0 B 1.50 ×", "one of two steps"
+
+
 def test_profile_of_live_traffic(run: Run, service: FakeService) -> None:
     code, _, err = run("profile", "--live")
     assert (code, err) == (0, "waiting for requests to profile …\n")

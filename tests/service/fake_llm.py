@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from numba_engine import (
+    CountedTraffic,
     EngineStats,
     FieldViolation,
     FinishReason,
@@ -115,6 +116,7 @@ class FakeLLM:
         self.profile_is_on = False
         self.fail_in_stop_profile: Exception | None = None
         self.timeline_calls = 2
+        self.counted: CountedTraffic | None = None
         self.num_steps = 0
         self._gated = gated
         self._step_delay_s = step_delay_s
@@ -203,7 +205,7 @@ class FakeLLM:
         outputs = [output for request in requests if (output := self._advance(request)) is not None]
         self.num_steps += 1
         if self.profile_is_on:
-            op = OpProfile("linear", 3, 0.5, 1000, 20, 300, 4000, 7, 80, num_launches=6)
+            op = OpProfile("linear", 3, 0.5, 1000, 20, 300, 4000, 7, 80, num_launches=6, counted=self.counted)
             calls = [
                 OpCall("linear", None if i else 7, 0.25 * i, 0.125, 2, 660, 2000) for i in range(self.timeline_calls)
             ]

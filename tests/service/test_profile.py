@@ -8,6 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from numba_engine import CountedTraffic, TimeSource
+from numba_engine.backends.instruments import KindBytes
 from numba_engine_api.v1 import inference_pb2 as api
 from tests.service.conftest import Serve, rest_of
 from tests.service.fake_llm import END_TOKEN, FakeLLM
@@ -369,6 +371,30 @@ async def test_a_message_of_a_huge_timeline_stays_below_4_mib(serve: Serve) -> N
         step = (await _read(served.stub.Profile(request)))[2].step
         assert (len(step.calls), step.calls_left_out) == (16384, 100_000 - 16384)
         assert step.ByteSize() < 2 * 2**20
+
+
+async def test_what_a_simulated_device_counted(serve: Serve) -> None:
+    llm = FakeLLM()
+    llm.time_source = TimeSource.SIMULATED
+    llm.counted = CountedTraffic(
+        num_launches=6,
+        dram=KindBytes(weights=1, kv=2, activations=3, scratch=4),
+        l2=KindBytes(weights=32),
+        lanes=KindBytes(kv=64),
+        shared_bytes=5,
+        shared_wavefronts=7,
+        shared_wavefronts_ideal=6,
+        warp_instructions=8,
+        lane_instructions=256,
+    )
+    async with serve(llm) as served:
+        events = await _read(served.stub.Profile(profile()))
+        assert events[0].device.time_source == api.TIME_SOURCE_SIMULATED
+        counted = events[2].step.ops[0].counted
+        assert (counted.dram.weights, counted.dram.kv, counted.dram.activations, counted.dram.scratch) == (1, 2, 3, 4)
+        assert (counted.l2.weights, counted.l2.kv, counted.lanes.kv, counted.shared_bytes) == (32, 0, 64, 5)
+        assert (counted.shared_wavefronts, counted.shared_wavefronts_ideal) == (7, 6)
+        assert (counted.warp_instructions, counted.lane_instructions) == (8, 256)
 
 
 async def test_steps_without_a_profile_say_so(serve: Serve) -> None:

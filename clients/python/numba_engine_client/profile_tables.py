@@ -48,6 +48,7 @@ def profile_table(device: pb.ProfiledDevice, model: pb.ProfiledModel, summary: p
     ]
     if summary.num_decode_steps:
         parts += ["", *_ops(summary.num_decode_steps, summary.ops, summary.shares)]
+        parts += _counted(summary.num_decode_steps, summary.ops)
     elif summary.num_prefill_steps:
         parts += ["", *_ops(summary.num_prefill_steps, summary.prefill_ops, summary.prefill_shares)]
     else:
@@ -83,6 +84,23 @@ def _ops(num_steps: int, ops: Sequence[pb.OpProfile], shares: Sequence[pb.OpShar
             )
         )
     return aligned(rows)
+
+
+def _counted(num_steps: int, ops: Sequence[pb.OpProfile]) -> list[str]:
+    """What the device counted per step, level by level; nothing where it counts nothing."""
+    counted_ops = [op for op in ops if op.HasField("counted")]
+    if not counted_ops:
+        return []
+    rows: list[tuple[str, ...]] = [("op", "by formula", "DRAM", "L2", "lanes", "shared", "conflicts", "")]
+    for op in counted_ops:
+        counted_bytes = op.counted
+        levels = (counted_bytes.dram, counted_bytes.l2, counted_bytes.lanes)
+        sums = [level.weights + level.kv + level.activations + level.scratch for level in levels]
+        nbytes = [op.weight_bytes + op.kv_bytes + op.activation_bytes, *sums, counted_bytes.shared_bytes]
+        ideal = counted_bytes.shared_wavefronts_ideal
+        conflicts = f"{counted_bytes.shared_wavefronts / ideal:.2f} ×" if ideal else ""
+        rows.append((op.name, *(size(each / num_steps) for each in nbytes), conflicts, ""))
+    return ["", "bytes a step, as counted", *aligned(rows)]
 
 
 def _figures(device: pb.ProfiledDevice, summary: pb.ProfileSummary) -> Iterator[tuple[str, str, str]]:
