@@ -23,7 +23,10 @@ WIDTH = 110
 _MAX_TOKENS_SHOWN = 24
 _CANDIDATES_SHOWN = 3
 _BLANK = Text()
-_SIMULATED = "This GPU is simulated: its times are the simulator's and say nothing of a GPU."
+_SIMULATED = (
+    "This GPU is simulated: its times are predictions for one by its datasheet, a launch's cost and then the roofline,"
+    " and measure nothing."
+)
 
 _WHAT_IT_DOES = MappingProxyType(
     {
