@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 
 from numba_engine import (
     ConfigError,
+    CountedTraffic,
     EngineStats,
     InvalidRequestError,
+    Lever,
+    MemoryNeed,
+    MemoryUse,
     ModelInfo,
+    OpCall,
     OpProfile,
     PositionLogprobs,
     ProfileSummary,
@@ -23,8 +28,11 @@ from numba_engine import (
     TokenLogprob,
     Usage,
 )
+from numba_engine.backends.instruments import KindBytes
+from numba_engine.profiling.energy import EnergyLevel
+from numba_engine.profiling.roofline import Target
 from numba_engine_api.v1 import inference_pb2 as api
-from service import translate
+from service import translate, translate_profile
 from service.telemetry import Counters
 from tests.service.fake_llm import FakeLLM
 
@@ -83,12 +91,71 @@ def test_sampling_is_taken_as_it_is_or_refused_by_field(fields: dict[str, Any]) 
         (EngineStats, api.EngineStats),
         (Counters, api.ServiceCounters),
         (OpProfile, api.OpProfile),
+        (OpCall, api.OpCall),
+        (CountedTraffic, api.CountedTraffic),
+        (KindBytes, api.BytesByKind),
         (StepProfile, api.StepProfile),
+        (MemoryUse, api.MemoryUse),
         (ProfileSummary, api.ProfileSummary),
+        (Lever, api.Lever),
+        (EnergyLevel, api.EnergyLevel),
+        (MemoryNeed, api.MemoryNeed),
+        (Target, api.ThroughputTarget),
     ],
 )
 def test_the_api_has_every_field_of_the_engine_s_values(value: type, message: type) -> None:
-    assert {field.name for field in dataclasses.fields(value)} <= set(message.DESCRIPTOR.fields_by_name)
+    names = {field.name for field in dataclasses.fields(value)}
+    assert names - _SAID_OTHERWISE.get(value, set()) <= set(message.DESCRIPTOR.fields_by_name)
+
+
+_SAID_OTHERWISE = {
+    CountedTraffic: {"num_launches"},  # OpProfile has it
+    StepProfile: {"time_source", "profiled", "timeline"},  # of the device; unprofiled; calls
+    ProfileSummary: {"time_source", "peaks"},  # of the device
+}
+
+
+def profile_requests() -> st.SearchStrategy[api.ProfileRequest]:
+    synthetic = st.builds(
+        lambda fields: api.SyntheticWorkload(**fields),
+        st.fixed_dictionaries({}, optional={"num_seqs": uint32, "prompt_len": uint32}),
+    )
+    live = st.builds(
+        lambda fields: api.LiveTraffic(**fields), st.fixed_dictionaries({}, optional={"num_steps": uint32})
+    )
+    one_of = st.one_of(
+        st.fixed_dictionaries({"synthetic": synthetic}),
+        st.fixed_dictionaries({"live": live}),
+        st.fixed_dictionaries({"prompt": st.text(max_size=5)}),
+    )
+    others = {
+        "num_tokens": uint32,
+        "fusion": st.booleans(),
+        "detail": st.integers(0, 5),
+        "warm_up_steps": uint32,
+        "unprofiled_every": uint32,
+    }
+    return st.builds(lambda a, b: api.ProfileRequest(**a, **b), one_of, st.fixed_dictionaries({}, optional=others))
+
+
+@given(profile_requests())
+@settings(max_examples=200, deadline=None)
+def test_a_profile_is_work_or_refused(request: api.ProfileRequest) -> None:
+    llm = FakeLLM()
+    try:
+        work = translate_profile.prepared(llm, llm.stats, request)
+    except InvalidRequestError as error:
+        paths = {v.field for v in translate.in_fields_of(request, error).violations}
+        assert paths
+        for path in paths:
+            message: Any = request
+            for name in path.split("."):
+                message = getattr(message, name)
+    else:
+        assert bool(work.prompts) != bool(work.live_steps)
+        assert len(work.prompts) <= llm.stats.max_num_seqs
+        assert [len(p) for p in work.warm_up_prompts] == [len(p) for p in work.prompts if work.warm_up_steps]
+        assert all(llm.validate(prompt, work.params) for prompt in (*work.prompts, *work.warm_up_prompts))
 
 
 def test_an_error_of_starting_a_server_is_a_bug_in_a_running_one() -> None:
