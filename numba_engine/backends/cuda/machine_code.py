@@ -124,11 +124,11 @@ def machine_code(compiled: CompiledKernel) -> tuple[MachineInstruction, ...]:
     return tuple(instructions)
 
 
-def executed(code: Sequence[MachineInstruction], warps_by_line: Mapping[int, int]) -> Executed:
+def executed(code: tuple[MachineInstruction, ...], warps_by_line: Mapping[int, int]) -> Executed:
     """What was executed, given how many warps executed each line of the PTX."""
     by_pipe = dict.fromkeys(PIPES, 0)
     for instruction in code:
-        if instruction.opcode != _NOP:
+        if instruction.word & 0x1FF != _NOP:
             by_pipe[instruction.pipe] += warps_by_line.get(instruction.line, 0)
     loaded = waited = 0.0
     for index, peak in _bytes_in_flight(code).items():
@@ -139,7 +139,8 @@ def executed(code: Sequence[MachineInstruction], warps_by_line: Mapping[int, int
     return Executed(sum(by_pipe.values()), {pipe: n for pipe, n in by_pipe.items() if n}, in_flight)
 
 
-def _bytes_in_flight(code: Sequence[MachineInstruction]) -> dict[int, int]:
+@cache
+def _bytes_in_flight(code: tuple[MachineInstruction, ...]) -> dict[int, int]:
     """Load → the most bytes a lane waits for while it waits for this one.
 
     A load is waited for from its issue until an instruction waits for its scoreboard (``cp.async``: until a wait leaves
@@ -149,7 +150,7 @@ def _bytes_in_flight(code: Sequence[MachineInstruction]) -> dict[int, int]:
     pending: list[int] = []
     groups: list[list[int]] = [[]]  # of cp.async; the last one is open
     peaks: dict[int, int] = {}
-    for index in _walk(code, 0, len(code), frozenset()):
+    for index in _walk(code):
         instruction = code[index]
         pending = [load for load in pending if not instruction.waits >> (code[load].sets or 0) & 1]
         if instruction.opcode == _DEPBAR:
@@ -171,13 +172,19 @@ def _bytes_in_flight(code: Sequence[MachineInstruction]) -> dict[int, int]:
     return peaks
 
 
-def _walk(code: Sequence[MachineInstruction], first: int, end: int, closed: frozenset[int]) -> Iterator[int]:
+def _walk(code: Sequence[MachineInstruction]) -> Iterator[int]:
     """Indices in order, the body of each loop once more where its branch back stands."""
-    for index in range(first, end):
-        yield index
-        target = code[index].target
-        if target is not None and target <= index and index not in closed:
-            yield from _walk(code, target, index, closed | {index})
+    closed: set[int] = set()
+
+    def span(first: int, end: int) -> Iterator[int]:
+        for index in range(first, end):
+            yield index
+            target = code[index].target
+            if target is not None and target <= index and index not in closed:
+                closed.add(index)
+                yield from span(target, index)
+
+    return span(0, len(code))
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------

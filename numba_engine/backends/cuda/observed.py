@@ -1,9 +1,9 @@
 """A device that looks at launches: some blocks of each run on the executor, all are counted, and the compiler is asked.
 
 So launches of real size can be looked at: of a grid of thousands of blocks a few dozen run, from its beginning, middle
-and end, and what they did is scaled up to all. Blocks of one launch do the same work on other data, but for the last of
-a row; what a block leaves for another (an arrival counter, a grid barrier) does not come about, so kernels that may
-wait for other blocks run whole. The results of a sampled launch are worth nothing.
+and end, and what they did is scaled up to all of them. Blocks of one launch do the same work on other data, but for the
+last of a row; what a block leaves for another (an arrival counter, a grid barrier) does not come about, so kernels that
+may wait for other blocks run whole. The results of a sampled launch are worth nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from numba_engine.backends.cuda.device import Grid
 from numba_engine.backends.cuda.machine_code import Executed, executed, machine_code
 from numba_engine.backends.cuda.ptxas import Assembled, assemble
 from numba_engine.backends.ptx import LaunchCounters, PtxDevice
-from numba_engine.backends.ptx.counters import SECTOR_BYTES
+from numba_engine.backends.ptx.counters import SECTOR_BYTES, ArrayCounters
 from numba_engine.backends.ptx.program import Program
 
 _LANES = 4096
-"""Lanes that run together: a sample's size, once or thrice."""
-_SAMPLES = 3
+"""Lanes that run together: the size of a sample."""
 _MMA = re.compile(r"\bmma\.sync\S*\.m(\d+)n(\d+)k(\d+)\.\S*\.(f32|f16|s32)\.(\w+)\.")
 
 
@@ -70,6 +69,19 @@ class ObservedLaunch:
                 total += 2.0 * math.prod(map(int, shape.group(1, 2, 3))) * self.counters.warps_by_line.get(number, 0)
         return total
 
+    def arrays(self, kind: str) -> list[ArrayCounters]:
+        """Those whose name begins so."""
+        return [array for name, array in self.counters.arrays.items() if name.startswith(kind)]
+
+    def reads(self, kind: str) -> float:
+        """Bytes read of them over the bytes they are."""
+        arrays = self.arrays(kind)
+        return self.scale * sum(array.load.bytes for array in arrays) / sum(array.nbytes for array in arrays)
+
+    def instructions_per_byte(self, kind: str) -> float:
+        """Warp instructions, machine code, a byte of them."""
+        return self.scale * self.executed.instructions / sum(array.nbytes for array in self.arrays(kind))
+
     def array_bytes(self) -> dict[str, int]:
         """Array → bytes that the whole launch touches of it, in whole sectors, each once: what memory moves at least.
 
@@ -90,7 +102,7 @@ class ObservingDevice(PtxDevice):
     Args:
         compute_capability: what kernels are compiled for.
         wanted: kernels whose name does not pass are not run at all.
-        whole: run every block, so that results are right.
+        samples: of every launch; 1 is from its beginning.
     """
 
     def __init__(
@@ -98,14 +110,14 @@ class ObservingDevice(PtxDevice):
         compute_capability: tuple[int, int],
         *,
         wanted: Callable[[str], bool] = lambda name: True,
-        whole: bool = False,
+        samples: int = 3,
         memory_bytes: int = 1 << 33,
     ) -> None:
         super().__init__(compute_capability, memory_bytes=memory_bytes, counting=True, lanes=_LANES)
         self.observed: list[ObservedLaunch] = []
         self.label = ""
         self._wanted = wanted
-        self._whole = whole
+        self._samples = samples
         self._blocks_run = 0
 
     def launch(
@@ -127,9 +139,9 @@ class ObservingDevice(PtxDevice):
 
     def _batches(self, num_blocks: int, batch: int, program: Program) -> Iterable[int]:
         count = -(-num_blocks // batch)
-        if not (self._whole or program.may_spin or count <= _SAMPLES):
-            firsts = [batch * (i * (count - 1) // (_SAMPLES - 1)) for i in range(_SAMPLES)]
-        else:
+        if program.may_spin or count <= self._samples:
             firsts = list(range(0, num_blocks, batch))
+        else:
+            firsts = [batch * (i * (count - 1) // max(self._samples - 1, 1)) for i in range(self._samples)]
         self._blocks_run = sum(min(batch, num_blocks - first) for first in firsts)
         return firsts

@@ -1,0 +1,90 @@
+"""The card of every kernel that a model may launch: found by running all, not by a list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from numba_engine.backends.base import SamplingBatch
+from numba_engine.backends.cuda.arrays import CudaArray
+from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.cuda.cards import KernelCard, kernel_card
+from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
+from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
+from numba_engine.profiling.observed_model import MODELS, WEIGHT, ObservedModel
+from numba_engine.storage import StorageFormat
+
+FEW_ROWS = (1, 2, 4, 8)
+"""Rows of activations for which every weight byte shall be read once."""
+_CONTEXT, _PROMPT = 384, 70
+
+# Heads as Llama-3-8B's, rows as long or a quarter of it, and enough of them for some blocks.
+_SLICE = replace(MODELS["llama-3-8b"], intermediate_size=3584, vocab_size=4096, num_heads=8, num_kv_heads=2)
+_EXTRAS = replace(_SLICE, hidden_size=1024, intermediate_size=1024, has_qkv_bias=True, has_qk_norm=True)
+
+
+def kernel_cards(
+    cc: tuple[int, int],
+    wanted: Callable[[str], bool] = lambda name: True,
+    formats: Sequence[StorageFormat] = tuple(StorageFormat),
+    rows: Sequence[int] = FEW_ROWS,
+) -> list[KernelCard]:
+    """Cards of all kernels (or those whose name passes), in the order a forward pass first uses them.
+
+    Raises BackendUnavailableError if ptxas is missing.
+    """
+    device = ObservingDevice(cc, wanted=wanted, samples=1)
+    few_rows: list[ObservedLaunch] = []
+    for format in formats:
+        model = ObservedModel(device, _SLICE, format)
+        for num_seqs in rows:
+            few_rows += model.decode(num_seqs, _CONTEXT)
+        model.prefill(_PROMPT)
+    textbook = ObservedModel(device, _SLICE, formats[0], fusion=False, kv_cache_dtype="float32")
+    few_rows += textbook.decode(1, _CONTEXT)
+    textbook.prefill(_PROMPT)
+    for fusion in (True, False):
+        ObservedModel(device, _EXTRAS, formats[0], fusion=fusion).decode(1, _CONTEXT)
+    _sample_with_everything(textbook.backend)
+    read_bandwidth(device, device.upload(np.zeros(1 << 18, np.uint32)), blocks=32)
+    names = dict.fromkeys(launch.kernel.name for launch in device.observed)
+    return [
+        kernel_card(
+            [launch for launch in device.observed if launch.kernel.name == name],
+            weight=WEIGHT,
+            few_rows=[launch for launch in few_rows if launch.kernel.name == name],
+        )
+        for name in names
+    ]
+
+
+def _sample_with_everything(backend: CudaBackend) -> None:
+    """Every filter and penalty, and log-probabilities."""
+
+    def one(value: float, dtype: type[np.generic]) -> CudaArray:
+        return backend.upload(np.array([value], dtype))
+
+    history = np.arange(0, _SLICE.vocab_size, 61, dtype=np.int32)
+    sampling = SamplingBatch(
+        temperature=one(0.8, np.float32),
+        top_k=one(50, np.int32),
+        top_p=one(0.9, np.float32),
+        min_p=one(0.01, np.float32),
+        repetition_penalty=one(1.1, np.float32),
+        presence_penalty=one(0.1, np.float32),
+        frequency_penalty=one(0.1, np.float32),
+        seed=one(7, np.uint64),
+        output_index=one(3, np.uint32),
+        history_offsets=backend.upload(np.array([0, history.size], np.int32)),
+        history=backend.upload(history),
+        history_prompt_lens=one(32, np.int32),
+        bias_offsets=backend.upload(np.array([0, 1], np.int32)),
+        bias_token_ids=one(11, np.int32),
+        bias_values=one(0.5, np.float32),
+        num_logits=1,
+        num_top_logprobs=2,
+    )
+    logits = np.random.default_rng(0).standard_normal((1, _SLICE.vocab_size), dtype=np.float32)
+    backend.sample(backend.upload(logits), sampling)

@@ -1,0 +1,202 @@
+"""Models of real shape, full of zeros, whose steps are looked at launch by launch without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from numba_engine.backends.base import Array, Batch, KVCacheLayer, LayerWeights, SamplingBatch, Weight
+from numba_engine.backends.cuda.arrays import CudaArray
+from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
+from numba_engine.config import EngineConfig, KVCacheDtype
+from numba_engine.model.activations import Activations
+from numba_engine.model.config import ModelConfig
+from numba_engine.model.decoder import Decoder, attention_shape
+from numba_engine.model.rope import build_rope_table
+from numba_engine.model.weights import ModelWeights
+from numba_engine.storage import StorageFormat, StoredTensor
+
+WEIGHT, KV, VECTOR, TABLE = "weight", "kv", "vector", "table"
+"""How the names of arrays begin: matrices that are read whole, keys and values, norms and biases, and a table of which
+some rows are read."""
+_TABLE_ROWS = 64
+_BLOCK_SIZE = 16
+
+
+def _llama(hidden: int, intermediate: int, layers: int, heads: int, head_dim: int, *, tied: bool) -> ModelConfig:
+    return ModelConfig(
+        architecture="llama",
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=8,
+        head_dim=head_dim,
+        vocab_size=128256,
+        max_position=131072,
+        rms_norm_eps=1e-5,
+        rope_theta=500000.0,
+        rope_scaling=None,
+        sliding_window=None,
+        has_qkv_bias=False,
+        has_qk_norm=False,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_ids=(),
+    )
+
+
+MODELS: Mapping[str, ModelConfig] = MappingProxyType(
+    {
+        "llama-3-8b": _llama(4096, 14336, 32, 32, 128, tied=False),
+        "llama-3.2-1b": _llama(2048, 8192, 16, 32, 64, tied=True),
+    }
+)
+"""Shapes of Meta's config.json."""
+
+
+class ObservedModel:
+    """One layer of a model, its embedding and its head, on a device that looks at samples of each launch.
+
+    The layers of the real model all launch the same. Steps go through the real decoder; ``ObservedLaunch.label`` is the
+    op that it called, for ``linear_add`` with the weight.
+    """
+
+    def __init__(
+        self,
+        device: ObservingDevice,
+        config: ModelConfig,
+        format: StorageFormat,
+        *,
+        fusion: bool = True,
+        kv_cache_dtype: KVCacheDtype = "float16",
+    ) -> None:
+        self._device = device
+        self._config = config
+        self.backend = CudaBackend(device, EngineConfig(kv_cache_dtype=kv_cache_dtype, fusion=fusion), name="ptx")
+        self._format = format
+        self._weights = ModelWeights(
+            embed_tokens=self._matrix("embed_tokens", _TABLE_ROWS, config.hidden_size, TABLE),
+            layers=(self._layer(),),
+            final_norm=self._vector(config.hidden_size),
+            lm_head=self._matrix("lm_head", config.vocab_size, config.hidden_size),
+        )
+
+    def decode(self, num_seqs: int, context: int) -> list[ObservedLaunch]:
+        """Run the decoder and draw greedily. ``context`` is how many tokens each sequence sees, its new one included.
+
+        What moves a recorded step on to its next tokens, one launch more, is not in it.
+        """
+        before = len(self._device.observed)
+        ops: Any = _Labelling(self.backend, self._device)
+        ops.sample(self._forward(ops, self._batch([1] * num_seqs, context), context), self._sampling(num_seqs))
+        return self._device.observed[before:]
+
+    def prefill(self, num_tokens: int) -> list[ObservedLaunch]:
+        """One prompt, up to its logits."""
+        before = len(self._device.observed)
+        batch = self._batch([num_tokens], num_tokens)
+        self._forward(_Labelling(self.backend, self._device), batch, num_tokens)
+        return self._device.observed[before:]
+
+    def _forward(self, ops: Any, batch: Batch, context: int) -> Array:
+        c = self._config
+        size = (batch.block_tables.shape[0] * batch.block_tables.shape[1], c.num_kv_heads, _BLOCK_SIZE, c.head_dim)
+        cache = KVCacheLayer(*(self._empty(size, self.backend.kv_cache_dtype, f"{KV} {of}") for of in "kv"))
+        activations = Activations.allocate(c, batch.num_tokens, batch.num_logits, self.backend)
+        decoder = Decoder(self._weights, build_rope_table(c, context, self.backend), attention_shape(c))
+        decoder.forward(ops, batch, (cache,), activations)
+        return activations.logits
+
+    # ---- zeros of the right shape ------------------------------------------------------------------------------------
+
+    def _layer(self) -> LayerWeights:
+        c = self._config
+        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        return LayerWeights(
+            input_norm=self._vector(c.hidden_size),
+            qkv_proj=self._matrix("qkv_proj", q_size + 2 * kv_size, c.hidden_size),
+            qkv_bias=self._vector(q_size + 2 * kv_size) if c.has_qkv_bias else None,
+            q_norm=self._vector(c.head_dim) if c.has_qk_norm else None,
+            k_norm=self._vector(c.head_dim) if c.has_qk_norm else None,
+            o_proj=self._matrix("o_proj", c.hidden_size, q_size),
+            post_attention_norm=self._vector(c.hidden_size),
+            gate_up_proj=self._matrix("gate_up_proj", 2 * c.intermediate_size, c.hidden_size),
+            down_proj=self._matrix("down_proj", c.hidden_size, c.intermediate_size),
+        )
+
+    def _matrix(self, name: str, rows: int, columns: int, kind: str = WEIGHT) -> Weight:
+        data = np.zeros((rows, self._format.row_bytes(columns)), np.uint8)
+        return self.backend.load_weight(f"{kind} {name}", [StoredTensor(name, self._format, (rows, columns), data)])
+
+    def _vector(self, size: int) -> CudaArray:
+        return CudaArray.owning(self._device, self._device.upload(np.ones(size, np.float32), VECTOR))
+
+    def _empty(self, size: tuple[int, ...], dtype: np.dtype[Any], name: str) -> CudaArray:
+        return CudaArray.owning(self._device, self._device.empty(size, dtype, name))
+
+    def _batch(self, query_lens: list[int], context: int) -> Batch:
+        """Sequences of one context, the last tokens of each in the step."""
+        num_seqs, num_tokens, upload = len(query_lens), sum(query_lens), self.backend.upload
+        blocks = -(-context // _BLOCK_SIZE)
+        positions = np.concatenate([np.arange(context - length, context) for length in query_lens])
+        return Batch(
+            token_ids=upload(np.zeros(num_tokens, np.int32)),
+            positions=upload(positions.astype(np.int32)),
+            slot_mapping=upload(positions.astype(np.int32)),
+            cu_seqlens_q=upload(np.cumsum([0, *query_lens]).astype(np.int32)),
+            context_lens=upload(np.full(num_seqs, context, np.int32)),
+            block_tables=upload(np.arange(num_seqs * blocks, dtype=np.int32).reshape(num_seqs, blocks)),
+            logit_rows=upload((np.cumsum(query_lens) - 1).astype(np.int32)),
+            num_tokens=num_tokens,
+            num_seqs=num_seqs,
+            num_logits=num_seqs,
+            max_query_len=max(query_lens),
+            max_context_len=context,
+        )
+
+    def _sampling(self, num_seqs: int) -> SamplingBatch:
+        def zeros(dtype: type[np.generic], size: int = num_seqs) -> Array:
+            return self.backend.upload(np.zeros(size, dtype))
+
+        return SamplingBatch(
+            temperature=zeros(np.float32),
+            top_k=zeros(np.int32),
+            top_p=self.backend.upload(np.ones(num_seqs, np.float32)),
+            min_p=zeros(np.float32),
+            repetition_penalty=zeros(np.float32),
+            presence_penalty=zeros(np.float32),
+            frequency_penalty=zeros(np.float32),
+            seed=zeros(np.uint64),
+            output_index=zeros(np.uint32),
+            history_offsets=zeros(np.int32, num_seqs + 1),
+            history=zeros(np.int32, 0),
+            history_prompt_lens=zeros(np.int32),
+            bias_offsets=zeros(np.int32, num_seqs + 1),
+            bias_token_ids=zeros(np.int32, 0),
+            bias_values=zeros(np.float32, 0),
+            num_logits=num_seqs,
+            num_top_logprobs=-1,
+        )
+
+
+class _Labelling:
+    """A backend that tells the device which op is called."""
+
+    def __init__(self, backend: CudaBackend, device: ObservingDevice) -> None:
+        self._backend = backend
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._backend, name)
+
+        def call(*args: Any) -> Any:
+            weight = next((arg.name for arg in args if isinstance(arg, Weight)), "")
+            self._device.label = f"{name} {weight.removeprefix(WEIGHT).strip()}" if name == "linear_add" else name
+            return method(*args)
+
+        return call if callable(method) else method
