@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -62,6 +63,22 @@ def _block_tables(sequences: Seq[Sequence], context_lens: Seq[int], block_size: 
     return tables
 
 
+class SamplingBatches:
+    """Builds each step's sampling parameters. While the same sequences draw, most of them stay as they are."""
+
+    def __init__(self) -> None:
+        self._sequences: list[Sequence] = []
+        self._last: SamplingBatch | None = None
+
+    def build(self, sequences: list[Sequence], backend: Backend) -> SamplingBatch:
+        if self._last is None or sequences != self._sequences or any(s.params.has_penalties for s in sequences):
+            self._last = build_sampling_batch(sequences, backend)
+            self._sequences = sequences
+        else:
+            self._last = replace(self._last, output_index=_output_index(sequences, backend))
+        return self._last
+
+
 def build_sampling_batch(sequences: Seq[Sequence], backend: Backend) -> SamplingBatch:
     """Parameters of the sequences whose next token is drawn, one row each."""
     params = [sequence.params for sequence in sequences]
@@ -79,7 +96,7 @@ def build_sampling_batch(sequences: Seq[Sequence], backend: Backend) -> Sampling
         presence_penalty=column("presence_penalty", np.float32),
         frequency_penalty=column("frequency_penalty", np.float32),
         seed=backend.upload(np.array([sequence.seed for sequence in sequences], dtype=np.uint64)),
-        output_index=backend.upload(np.array([s.num_output_tokens for s in sequences], dtype=np.uint32)),
+        output_index=_output_index(sequences, backend),
         history_offsets=backend.upload(_offsets(histories)),
         history=backend.upload(_concatenated(histories, np.int32)),
         history_prompt_lens=backend.upload(
@@ -91,6 +108,10 @@ def build_sampling_batch(sequences: Seq[Sequence], backend: Backend) -> Sampling
         num_logits=len(sequences),
         num_top_logprobs=max(-1 if p.logprobs is None else p.logprobs for p in params),
     )
+
+
+def _output_index(sequences: Seq[Sequence], backend: Backend) -> Array:
+    return backend.upload(np.array([sequence.num_output_tokens for sequence in sequences], dtype=np.uint32))
 
 
 def _offsets(lists: Iterable[Seq[int] | object]) -> np.ndarray:

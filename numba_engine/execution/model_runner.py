@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numba_engine.backends.base import Array, Backend, Batch, KVCacheLayer, Sampled
 from numba_engine.backends.replay import ReplayBackend
 from numba_engine.config import EngineConfig
-from numba_engine.execution.batch import build_batch, build_sampling_batch
+from numba_engine.execution.batch import SamplingBatches, build_batch
 from numba_engine.execution.decode_graphs import DecodeGraphs
 from numba_engine.model.activations import Activations
 from numba_engine.model.config import ModelConfig
@@ -43,6 +43,7 @@ class ModelRunner:
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._block_size = config.block_size
+        self._sampling_batches = SamplingBatches()
         max_logits = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._activations = Activations.allocate(model, config.max_num_batched_tokens, max_logits, backend)
         self._graphs: DecodeGraphs | None = None
@@ -82,7 +83,7 @@ class ModelRunner:
         if batch.num_logits == 0:
             return None
         drawing = [scheduled.sequence for scheduled in step if scheduled.wants_token]
-        return ops.sample(logits, build_sampling_batch(drawing, ops))
+        return ops.sample(logits, self._sampling_batches.build(drawing, ops))
 
     def _forward(self, batch: Batch, ops: Backend) -> Array:
         activations = self._activations.rows(batch.num_tokens, batch.num_logits)
