@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import median, quantiles
 from typing import Any
 
@@ -39,7 +41,6 @@ from numba_engine.profiling.report import (
     StepProfile,
     idle_share,
     ops_by_name,
-    sum_ops,
 )
 from numba_engine.profiling.traffic import FORMULAS, Traffic
 from numba_engine.storage import StoredTensor
@@ -57,15 +58,23 @@ _AFTER_HOST = ("embedding", "sample")
 """Ops before which the host does other things than to call them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TimedCall:
     """One call of a step that was taken."""
 
-    args: tuple[Any, ...]
+    name: str
     layer: int | None
+    args: tuple[Any, ...]
     start_s: float
     """Since the step began."""
-    op: OpProfile
+    time_s: float
+    num_launches: int
+    traffic: Traffic
+    counted: CountedTraffic | None = None
+
+    @property
+    def op(self) -> OpProfile:
+        return _op([self])
 
 
 class Recorder(Backend):
@@ -121,6 +130,7 @@ class Recorder(Backend):
         self._unprofiled_every = unprofiled_every
         self._num_decode_steps = 0
         self._counted: list[CountedTraffic] = []
+        self._known_traffic: dict[Any, Traffic] = {}
         self._inside_s, self.overhead_s_per_call = 0.0, 0.0
         if inner.counter is not None:
             self.time_source = TimeSource.SIMULATED
@@ -183,54 +193,60 @@ class Recorder(Backend):
 
     def _timed_calls(self, began_s: float) -> list[TimedCall]:
         """Every call with its time and its traffic, in order."""
-        traffic = self._traffic_of_calls()
         if self.inner.counter is not None:
-            return self._predicted_calls(traffic)
+            return self._predicted_calls()
         if self.inner.timer is not None and self._recording:
-            return self._calls_by_device(began_s, traffic)
-        return self._calls_by_clock(began_s, traffic)
+            return self._calls_by_device(began_s)
+        return self._calls_by_clock(began_s)
 
-    def _calls_by_clock(self, began_s: float, traffic: Sequence[Traffic]) -> list[TimedCall]:
+    def _calls_by_clock(self, began_s: float) -> list[TimedCall]:
         """Calling an op is part of its time: it begins where the one before it ended."""
         timed, previous_end_s = [], 0.0
-        for (name, layer, args, called_s, end_s), moved in zip(self._calls, traffic, strict=True):
+        for (name, layer, args, called_s, end_s), traffic in zip(self._calls, self._traffic(), strict=True):
             if previous_end_s and name not in _AFTER_HOST:
                 start_s, looking_s = previous_end_s, self.overhead_s_per_call
             else:
                 start_s, looking_s = called_s, self._inside_s
-            op = _op(name, max(end_s - start_s - looking_s, 0.0), moved, num_launches=1)
-            timed.append(TimedCall(args, layer, max(start_s - began_s, 0.0), op))
+            time_s = max(end_s - start_s - looking_s, 0.0)
+            timed.append(TimedCall(name, layer, args, max(start_s - began_s, 0.0), time_s, 1, traffic))
             previous_end_s = end_s
         return timed
 
-    def _calls_by_device(self, began_s: float, traffic: Sequence[Traffic]) -> list[TimedCall]:
+    def _calls_by_device(self, began_s: float) -> list[TimedCall]:
         assert self.inner.timer is not None
         ran = self.inner.timer.take()
         assert len(ran) == len(self._calls), "the timer saw other ops than the recorder"
         first_s = self._calls[0][3] - began_s if self._calls else 0.0
         return [
-            TimedCall(
-                args, layer, first_s + on_device.start_s, _op(name, on_device.time_s, moved, on_device.num_launches)
-            )
-            for (name, layer, args, _, _), on_device, moved in zip(self._calls, ran, traffic, strict=True)
+            TimedCall(name, layer, args, first_s + op.start_s, op.time_s, op.num_launches, traffic)
+            for (name, layer, args, _, _), op, traffic in zip(self._calls, ran, self._traffic(), strict=True)
         ]
 
-    def _predicted_calls(self, traffic: Sequence[Traffic]) -> list[TimedCall]:
+    def _predicted_calls(self) -> list[TimedCall]:
         """One after the other: what launching takes, then the roofline. Activations are taken to stay in the caches."""
         timed, start_s = [], 0.0
-        for (name, layer, args, _, _), moved, counted in zip(self._calls, traffic, self._counted, strict=True):
-            from_memory = moved.weight_bytes + moved.kv_read_bytes + moved.kv_written_bytes
-            time_s = counted.num_launches * self._peaks.launch_s + self._peaks.least_time_s(from_memory, moved.flops)
-            timed.append(TimedCall(args, layer, start_s, _op(name, time_s, moved, counted.num_launches, counted)))
+        for (name, layer, args, _, _), traffic, counted in zip(
+            self._calls, self._traffic(), self._counted, strict=True
+        ):
+            from_memory = traffic.weight_bytes + traffic.kv_read_bytes + traffic.kv_written_bytes
+            time_s = counted.num_launches * self._peaks.launch_s + self._peaks.least_time_s(from_memory, traffic.flops)
+            timed.append(TimedCall(name, layer, args, start_s, time_s, counted.num_launches, traffic, counted))
             start_s += time_s
         return timed
 
-    def _traffic_of_calls(self) -> list[Traffic]:
+    def _traffic(self) -> list[Traffic]:
+        """Of every call. What was worked out once for weights and shapes is not worked out again in the next step."""
         on_host: dict[int, Batch] = {}
-        return [
-            FORMULAS[name](*(self._lengths_on_host(arg, on_host) if isinstance(arg, Batch) else arg for arg in args))
-            for name, _, args, _, _ in self._calls
-        ]
+        of_this_step: dict[Any, Traffic] = {}
+        traffic = []
+        for name, _, args, _, _ in self._calls:
+            known = of_this_step if name == "attention" else self._known_traffic
+            key = (name, *[_TRAFFIC_KEYS[type(arg)](arg) for arg in args])
+            if key not in known:
+                host_args = (self._lengths_on_host(arg, on_host) if isinstance(arg, Batch) else arg for arg in args)
+                known[key] = FORMULAS[name](*host_args)
+            traffic.append(known[key])
+        return traffic
 
     def _lengths_on_host(self, batch: Batch, on_host: dict[int, Batch]) -> Batch:
         if id(batch) not in on_host:
@@ -244,7 +260,7 @@ class Recorder(Backend):
             pairs = [(a[4], b[3]) for a, b in itertools.pairwise(self._calls) if b[0] not in _AFTER_HOST]
             looking_s = self.overhead_s_per_call - self._inside_s
             return sum(max(next_called_s - end_s - looking_s, 0.0) for end_s, next_called_s in pairs)
-        return sum(max(b.start_s - a.start_s - a.op.time_s, 0.0) for a, b in itertools.pairwise(timed))
+        return sum(max(b.start_s - a.start_s - a.time_s, 0.0) for a, b in itertools.pairwise(timed))
 
     def _run_by_clock(self, name: str, op: Callable[..., Any], *args: Any) -> Any:
         clock = self._clock
@@ -393,11 +409,30 @@ def _run_unseen(name: str, op: Callable[..., Any], *args: Any) -> Any:
     return op(*args)
 
 
+class _TrafficKeys(dict[type, Callable[[Any], Any]]):
+    """By the type of an argument, what a formula makes of it: of an array its shape, of what holds weights the thing
+    itself."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        if issubclass(kind, Weight | LayerWeights | RopeTable | AttentionShape | float):
+            self[kind] = lambda arg: arg
+        elif issubclass(kind, KVCacheLayer):
+            self[kind] = lambda cache: (cache.k.shape, cache.k.dtype)
+        elif issubclass(kind, Batch):
+            self[kind] = attrgetter("num_tokens")
+        else:
+            self[kind] = attrgetter("shape") if hasattr(kind, "shape") else lambda arg: None
+        return self[kind]
+
+
+_TRAFFIC_KEYS = _TrafficKeys()
+
+
 def _ops_by_name(calls: Sequence[TimedCall]) -> tuple[OpProfile, ...]:
-    by_name: dict[str, list[OpProfile]] = {}
+    by_name: dict[str, list[TimedCall]] = {}
     for call in calls:
-        by_name.setdefault(call.op.name, []).append(call.op)
-    return tuple(sum_ops(name, ops) for name, ops in by_name.items())
+        by_name.setdefault(call.name, []).append(call)
+    return tuple(map(_op, by_name.values()))
 
 
 def _as_bar(call: TimedCall) -> OpCall:
@@ -405,22 +440,22 @@ def _as_bar(call: TimedCall) -> OpCall:
     return OpCall(op.name, call.layer, call.start_s, op.time_s, op.num_launches, op.total_bytes, op.flops)
 
 
-def _op(
-    name: str, time_s: float, traffic: Traffic, num_launches: int, counted: CountedTraffic | None = None
-) -> OpProfile:
-    """Time and traffic of one call, put together."""
+def _op(calls: Sequence[TimedCall]) -> OpProfile:
+    """Time and traffic of all calls of one op, put together."""
+    traffic = sum((moved * count for moved, count in Counter(call.traffic for call in calls).items()), Traffic())
+    counted = [call.counted for call in calls if call.counted is not None]
     return OpProfile(
-        name=name,
-        num_calls=1,
-        time_s=time_s,
+        name=calls[0].name,
+        num_calls=len(calls),
+        time_s=sum(call.time_s for call in calls),
         weight_bytes=traffic.weight_bytes,
         kv_bytes=traffic.kv_read_bytes + traffic.kv_written_bytes,
         activation_bytes=traffic.activation_read_bytes + traffic.activation_written_bytes,
         flops=traffic.flops,
         kv_written_bytes=traffic.kv_written_bytes,
         activation_written_bytes=traffic.activation_written_bytes,
-        num_launches=num_launches,
-        counted=counted,
+        num_launches=sum(call.num_launches for call in calls),
+        counted=sum(counted, CountedTraffic()) if counted else None,
     )
 
 

@@ -17,7 +17,7 @@ What is counted is what an ideal kernel moves between memory and itself: each in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -61,7 +61,14 @@ class Traffic:
         )
 
     def __mul__(self, repetitions: int) -> Traffic:
-        return Traffic(**{name: value * repetitions for name, value in asdict(self).items()})
+        return Traffic(
+            self.weight_bytes * repetitions,
+            self.kv_read_bytes * repetitions,
+            self.kv_written_bytes * repetitions,
+            self.activation_read_bytes * repetitions,
+            self.activation_written_bytes * repetitions,
+            self.flops * repetitions,
+        )
 
 
 # ---- phases --------------------------------------------------------------------------------------------------------
