@@ -172,7 +172,7 @@ class CudaBackend(ReplayBackend):
             batch.max_query_len,
             batch.max_context_len,
         )
-        splits = splits_of(sequences, shape)
+        splits = splits_of(sequences, shape, cache.k.dtype)
         partials = self.empty((splits.num_parts, shape.head_dim), np.dtype(np.float32))
         stats = self.empty((splits.num_parts, 2), np.dtype(np.float32))
         arrivals = self._zero_arrivals(splits.num_counters)

@@ -9,7 +9,8 @@ import pytest
 
 from numba_engine.backends.base import AttentionShape, Batch, KVCacheLayer
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.backends.cuda.kernels.attention import SEGMENT, THREADS
+from numba_engine.backends.cuda.kernels.attention import SEGMENT
+from numba_engine.backends.cuda.kernels.fma_attention import THREADS
 from numba_engine.backends.ptx import PtxDevice
 from numba_engine.config import EngineConfig, KVCacheDtype
 from numba_engine.errors import BackendUnavailableError
@@ -126,39 +127,74 @@ def test_a_window_hides_what_is_older(backend: CudaBackend, rng: np.random.Gener
         assert nmse(case.run(backend), case.expected()) < 1e-11
 
 
-def test_a_row_is_the_same_bits_in_prefill_and_in_decode(backend: CudaBackend, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize(
+    ("kv_dtype", "heads", "kv_heads", "head_dim", "window"),
+    [("float32", 6, 2, 64, None), ("float16", 6, 2, 64, None), ("float16", 4, 1, 128, 300), ("float16", 3, 3, 80, 70)],
+)
+def test_a_row_is_the_same_bits_in_prefill_and_in_decode(
+    device: str,
+    rng: np.random.Generator,
+    kv_dtype: KVCacheDtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+) -> None:
     """In decode the context is split over blocks and merged; in prefill one block walks it."""
-    case = Case(rng, AttentionShape(6, 2, 64, 1e-5, None), [(20, 20), (9, 600)])
+    case = Case(rng, AttentionShape(heads, kv_heads, head_dim, 1e-5, window), [(20, 20), (9, 600), (1, 290)], kv_dtype)
+    backend = backend_on(device, kv_dtype)
     together = case.run(backend)
-    for s, row in [(0, 0), (0, 13), (1, 0), (1, 8)]:
+    for s, row in [(0, 0), (0, 13), (1, 0), (1, 8), (2, 0)]:
         np.testing.assert_array_equal(case.run(backend, (s, row))[0], together[case.cu_seqlens_q[s] + row])
 
 
-def test_splits_of_a_padded_grid_are_merged_at_every_launch(device: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
+def test_splits_of_a_padded_grid_are_merged_at_every_launch(
+    device: str, rng: np.random.Generator, kv_dtype: KVCacheDtype
+) -> None:
     """More splits than the contexts have, with a window that hides the first of them; blocks in other company."""
     shape = AttentionShape(9, 1, 64, 1e-5, 300)
-    case = Case(rng, shape, [(1, 1), (1, 257), (1, 1100)])
-    backend = backend_on(device)
+    case = Case(rng, shape, [(1, 1), (1, 257), (1, 1100)], kv_dtype)
+    backend = backend_on(device, kv_dtype)
     first = case.run(backend, padded_context=5 * SEGMENT + 1)
     assert nmse(first, case.expected()) < 1e-11
     np.testing.assert_array_equal(case.run(backend, padded_context=9 * SEGMENT), first)
-    one_by_one = CudaBackend(PtxDevice(lanes=THREADS), EngineConfig(), name="ptx") if device == "ptx" else backend
-    np.testing.assert_array_equal(case.run(one_by_one), first)
+    if device == "ptx":
+        one_by_one = CudaBackend(PtxDevice(lanes=THREADS), EngineConfig(kv_cache_dtype=kv_dtype), name="ptx")
+        np.testing.assert_array_equal(case.run(one_by_one), first)
 
 
-def test_decode_beside_a_prefill_is_split(rng: np.random.Generator) -> None:
-    case = Case(rng, AttentionShape(2, 1, 64, 1e-5, None), [(70, 70), (1, 4 * SEGMENT + 1)])
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
+def test_decode_beside_a_prefill_is_split(rng: np.random.Generator, kv_dtype: KVCacheDtype) -> None:
+    case = Case(rng, AttentionShape(2, 1, 64, 1e-5, None), [(70, 70), (1, 4 * SEGMENT + 1)], kv_dtype)
     device = PtxDevice(counting=True)
-    assert nmse(case.run(CudaBackend(device, EngineConfig(), name="ptx")), case.expected()) < 1e-11
-    (launch,) = device.launches
-    parts = [array for array in launch.arrays.values() if array.nbytes == 2 * 5 * 8 * 64 * 4]
+    assert (
+        nmse(case.run(CudaBackend(device, EngineConfig(kv_cache_dtype=kv_dtype), name="ptx")), case.expected()) < 1e-11
+    )
+    arrays = device.launches[0].arrays.values()
+    parts = [array for array in arrays if array.nbytes == 2 * 5 * 8 * 64 * 4]
     assert [array.store.bytes for array in parts] == [5 * 2 * 64 * 4]  # 5 segments of 2 heads
+    assert len(device.launches) == (2 if kv_dtype == "float16" else 1)
 
 
-def test_large_scores_do_not_overflow(backend: CudaBackend, rng: np.random.Generator) -> None:
+def test_prefill_on_tensor_cores_meets_no_bank_twice_and_reads_tiles_once(rng: np.random.Generator) -> None:
+    case = Case(rng, AttentionShape(4, 1, 128, 1e-5, None), [(16, 2 * SEGMENT)], "float16")
+    device = PtxDevice(counting=True)
+    case.run(CudaBackend(device, EngineConfig(kv_cache_dtype="float16"), name="ptx"))
+    (launch,) = device.launches
+    assert launch.shared_wavefronts == launch.shared_wavefronts_ideal
+    caches = [array for array in launch.arrays.values() if array.nbytes == case.k.nbytes]
+    assert [array.load.bytes for array in caches] == [case.k.nbytes] * 2
+    assert launch.warp_instructions_by_class["tensor"] == 4 * 8 * (256 + 32)  # warps, tiles, products and ldmatrix
+
+
+def test_large_scores_do_not_overflow(backend: CudaBackend, device: str, rng: np.random.Generator) -> None:
     case = Case(rng, AttentionShape(2, 1, 64, 1e-5, None), [(1, 300)])
     case.qkv *= np.float32(100)
     assert nmse(case.run(backend), case.expected()) < 1e-8
+    case = Case(rng, AttentionShape(2, 1, 64, 1e-5, None), [(9, 300), (1, 300)], "float16")
+    case.qkv *= np.float32(100)
+    assert nmse(case.run(backend_on(device, "float16")), case.expected()) < 1e-7
 
 
 def test_a_head_size_it_cannot_take_is_refused(backend: CudaBackend, rng: np.random.Generator) -> None:
