@@ -56,6 +56,44 @@ def test_a_decode_step_streams_the_files_tensors_once(llm: LLM, demo_path: Path,
     assert sum(share for _, share in summary.shares) == pytest.approx(1.0)
 
 
+def test_steps_without_looking_are_among_the_others_and_the_parts_make_the_whole(llm: LLM) -> None:
+    plain = generate(llm)
+    llm.start_profile(unprofiled_every=2)
+    steps = []
+    tokens = []
+    for output in llm.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)):
+        step = llm.take_step_profile()
+        assert step is not None
+        steps.append(step)
+        tokens += output.token_ids
+    summary = llm.stop_profile()
+    assert tuple(tokens) == plain
+    assert [step.profiled for step in steps] == [True, True, False, True, False, True]
+    for step in (step for step in steps if step.profiled):
+        assert step.ops_time_s + step.host_time_s + step.overhead_s == pytest.approx(step.time_s)
+    assert max(step.ops_time_s / step.time_s for step in steps) > 0.5  # the best, as a busy machine spoils some
+    assert (summary.num_decode_steps, summary.num_unprofiled_steps) == (3, 2)
+    assert 0 < summary.profiled_ops_s < summary.profiled_step_s
+    assert summary.unprofiled_step_s > 0
+
+
+def test_peaks_and_memory_are_those_of_this_machine(llm: LLM) -> None:
+    _, summary, _ = profiled(llm, fusion=True)
+    peaks, memory = summary.peaks, summary.memory
+    assert peaks is llm.peaks, "measured once"
+    assert peaks.read_bandwidth_source == peaks.gflops_source == "measured"
+    assert peaks.gflops is not None
+    assert 1 < peaks.gflops < 100_000
+    assert peaks.arithmetic.startswith("int8 dot products, two planes")
+    assert memory is not None
+    assert memory.weight_bytes == llm.model_info.weight_bytes
+    assert memory.kv_used_bytes == 3 * 16 * KV_BYTES_PER_TOKEN  # 42 tokens
+    assert memory.kv_used_bytes <= memory.kv_cache_bytes
+    assert memory.process_bytes > memory.weight_bytes
+    assert summary.launches_per_step == 2 + 30 * 5 + 1
+    assert summary.decode_tokens_per_s_p10 <= summary.decode_tokens_per_s <= summary.decode_tokens_per_s_p90
+
+
 def test_without_fusion_every_textbook_op_shows(llm: LLM) -> None:
     steps, _, _ = profiled(llm, fusion=False)
     assert {op.name: op.num_calls for op in steps[-1].ops} == {
