@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
 from numba_engine.profiling.exports import steps_as_csv
-from tests.profiling.sample_profile import STEPS
+from tests.profiling.sample_profile import COUNTED_STEPS, COUNTED_SUMMARY, STEPS
 
 
 def test_a_line_per_step_and_op_with_what_was_measured_and_computed() -> None:
@@ -37,3 +38,26 @@ def test_a_line_per_step_and_op_with_what_was_measured_and_computed() -> None:
 def test_times_survive_exactly() -> None:
     times = [float(row["time_s"]) for row in csv.DictReader(io.StringIO(steps_as_csv(STEPS)))]
     assert times == [op.time_s for step in STEPS for op in step.ops]
+
+
+def test_what_was_counted_has_columns_of_its_own() -> None:
+    rows = list(csv.DictReader(io.StringIO(steps_as_csv(COUNTED_STEPS, COUNTED_SUMMARY.peaks))))
+    decode = rows[1]
+    assert (decode["time_source"], decode["profiled"], decode["num_launches"]) == ("SIMULATED", "1", "61")
+    assert decode["counted_dram_weights_bytes"] == "90000000"
+    assert decode["counted_dram_activations_bytes"] == "400000"
+    assert decode["counted_l2_scratch_bytes"] == "20"
+    assert decode["counted_lanes_activations_bytes"] == "7000000"
+    assert (decode["counted_shared_bytes"], decode["counted_warp_instructions"]) == ("40000000", "5000000")
+    assert decode["bound"] == "LATENCY"
+    assert float(decode["share_of_attainable"]) == pytest.approx(90.3e6 / 4.8e12 / 0.006)
+
+
+def test_a_step_without_looking_has_a_line_too() -> None:
+    steps = [STEPS[1], replace(STEPS[2], profiled=False, ops=(), overhead_s=0.0)]
+    rows = list(csv.DictReader(io.StringIO(steps_as_csv(steps))))
+    assert [(row["step"], row["profiled"], row["op"]) for row in rows] == [
+        *(("1", "1", op) for op in ("attention", "linear", "store_kv")),
+        ("2", "0", ""),
+    ]
+    assert float(rows[-1]["step_time_s"]) == 0.0105

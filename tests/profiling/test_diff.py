@@ -15,9 +15,20 @@ from numba_engine.errors import ConfigError
 from numba_engine.profiling.diff import OpDiff, diff_as_json, diff_profiles, diff_tables
 from numba_engine.profiling.exports import profile_as_json
 from numba_engine.profiling.recorder import summarize
-from numba_engine.profiling.report import StepProfile
+from numba_engine.profiling.report import MemoryUse, ProfileSummary, StepProfile
 from numba_engine.profiling.saved_profile import SavedProfile, read_profile
-from tests.profiling.sample_profile import ATTENTION, DECODE_STEP, LINEAR, MODEL, STEPS, STORE_KV, SUMMARY, peaks
+from tests.profiling.sample_profile import (
+    ATTENTION,
+    COUNTED_STEPS,
+    COUNTED_SUMMARY,
+    DECODE_STEP,
+    LINEAR,
+    MODEL,
+    STEPS,
+    STORE_KV,
+    SUMMARY,
+    peaks,
+)
 
 A = SavedProfile(MODEL, STEPS, SUMMARY)
 
@@ -30,13 +41,38 @@ def op(ops: tuple[OpDiff, ...], phase: str, name: str) -> OpDiff:
     return next(op for op in ops if (op.phase, op.name) == (phase, name))
 
 
-def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
+UNPROFILED = replace(DECODE_STEP, index=4, profiled=False, ops=(), overhead_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "summary"),
+    [
+        (STEPS, SUMMARY),
+        ((*STEPS, UNPROFILED), summarize([*STEPS, UNPROFILED], peaks=peaks(31.0), memory=MemoryUse(1, 2, 3, 4, 5))),
+        (COUNTED_STEPS, COUNTED_SUMMARY),
+    ],
+    ids=["plain", "with a step that was not profiled", "counted, with a timeline"],
+)
+def test_what_was_written_is_what_is_read(
+    tmp_path: Path, steps: tuple[StepProfile, ...], summary: ProfileSummary
+) -> None:
     file = tmp_path / "a.json"
-    file.write_text(json.dumps(profile_as_json(MODEL, STEPS, SUMMARY)))
+    file.write_text(json.dumps(profile_as_json(MODEL, steps, summary), allow_nan=False))
     read = read_profile(file)
-    assert (read.model, read.steps) == (MODEL, STEPS)
-    assert replace(read.summary, shares=()) == replace(SUMMARY, shares=())
-    assert dict(read.summary.shares) == dict(SUMMARY.shares)
+    assert (read.model, read.steps) == (MODEL, steps)
+    assert replace(read.summary, shares=()) == replace(summary, shares=())
+    assert dict(read.summary.shares) == dict(summary.shares)
+
+
+def test_steps_that_were_not_profiled_and_other_clocks_do_not_mislead() -> None:
+    simulated = SavedProfile(MODEL, COUNTED_STEPS, COUNTED_SUMMARY)
+    assert ("time_source", "HOST_CLOCK", "SIMULATED") in diff_profiles(A, simulated).model
+    same = diff_profiles(A, profile_of(*STEPS, UNPROFILED))
+    assert all(op.ratio == pytest.approx(1) for op in same.ops)
+    figures = {figure.name: figure for figure in same.summary}
+    assert (figures["num_unprofiled_steps"].a, figures["num_unprofiled_steps"].b) == (0, 1)
+    assert figures["unprofiled_step_s"].delta == pytest.approx(0.0105)
+    assert "peaks" not in figures
 
 
 def test_ops_are_compared_by_the_token() -> None:
