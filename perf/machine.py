@@ -12,7 +12,10 @@ from typing import Any
 
 import psutil
 
-_PACKAGES = ("numba", "llvmlite", "numpy", "llama-cpp-python", "torch", "transformers")
+_PACKAGES = (
+    *("numba", "numba-cuda", "llvmlite", "numpy", "cupy-cuda12x", "cupy-cuda13x"),
+    *("llama-cpp-python", "torch", "transformers"),
+)
 
 
 def describe() -> dict[str, Any]:

@@ -1,94 +1,59 @@
-"""Tokens per second of a model with random weights, from the decoder down: no checkpoint, no text, no scheduler.
+"""Models with random weights, made where they run: no checkpoint, no text, no tokenizer.
 
-python -m perf.random_model [--format BF16] [--out FILE] [--dry-run]
-
-Llama-3-8B's shape by default; ``--dry-run`` runs a tiny one on the PTX executor. Reports decode at several batch sizes,
-beside the floor: bytes of weights and KV over the read bandwidth measured in the same run.
+Each matrix of one layer is drawn here and packed by the backend; the other layers are copies of it on the device, in
+memory of their own, so that each step streams as many bytes as the real model's. Values are such that activations keep
+their size from layer to layer.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import LayerWeights, Weight
+from numba_engine.backends.base import LayerWeights, Weight, WeightSegment
+from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.config import EngineConfig
-from numba_engine.execution.kv_cache import allocate_kv_cache
-from numba_engine.model.activations import Activations
 from numba_engine.model.config import ModelConfig
-from numba_engine.model.decoder import Decoder, attention_shape
-from numba_engine.model.rope import build_rope_table
 from numba_engine.model.weights import ModelWeights
-from numba_engine.storage import StorageFormat
-from perf.bench_kernels import decode_batch, make_backend, random_weight, sampling_batch
-from perf.machine import describe
+from numba_engine.profiling.observed_model import MODELS
+from numba_engine.storage import StorageFormat, StoredTensor
 
-BLOCK_SIZE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    num_seqs: int
-    context: int
-    step_ms: float
-    tokens_per_s: float
-    floor_ms: float
-    share_of_floor: float
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--format", default="BF16", choices=[f.label for f in StorageFormat])
-    parser.add_argument("--out", type=Path, help="Write the results here as JSON.")
-    parser.add_argument("--dry-run", action="store_true", help="A tiny model on the PTX executor.")
-    options = parser.parse_args()
-    backend = make_backend(options.dry_run)
-    config = model_config(options.dry_run)
-    batch_sizes, context, steps = ((1, 2), 20, 2) if options.dry_run else ((1, 8, 64), 512, 20)
-    read_gbps = backend.read_bandwidth_gbps()
-    weights = random_weights(backend, config, StorageFormat[options.format])
-    results = [run(backend, config, weights, n, context, steps, read_gbps) for n in batch_sizes]
-    for result in results:
-        print("ran" if options.dry_run else asdict(result))
-    if options.out:
-        gpu = {"name": backend.device_name, "read_bandwidth_gbps": read_gbps, "dry_run": options.dry_run}
-        report = describe() | {"gpu": gpu, "format": options.format, "decode": [asdict(result) for result in results]}
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+CONFIGS = {
+    "8b": MODELS["llama-3-8b"],
+    "1b": MODELS["llama-3.2-1b"],
+    "tiny": replace(
+        MODELS["llama-3.2-1b"],
+        hidden_size=256,
+        intermediate_size=512,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        vocab_size=1024,
+    ),
+}
+_SCALES = {StorageFormat.Q8_0: (2.7e-4,), StorageFormat.Q4_0: (4.3e-3,), StorageFormat.Q4_1: (4.3e-3, -7.5 * 4.3e-3)}
+_DRAWN_ROWS = 512
 
 
-def model_config(tiny: bool) -> ModelConfig:
-    hidden, intermediate, layers, heads, kv_heads, head_dim, vocab = (
-        (256, 512, 2, 4, 2, 64, 1024) if tiny else (4096, 14336, 32, 32, 8, 128, 128256)
-    )
-    return ModelConfig(
-        architecture="llama",
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=vocab,
-        max_position=8192,
-        rms_norm_eps=1e-5,
-        rope_theta=500000.0,
-        rope_scaling=None,
-        sliding_window=None,
-        has_qkv_bias=False,
-        has_qk_norm=False,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_ids=(),
-    )
+def make_backend(dry_run: bool, *, fusion: bool = True, graph: bool = True) -> CudaBackend:
+    """On GPU 0, or on the executor. Raises BackendUnavailableError saying what is missing."""
+    config = EngineConfig(kv_cache_dtype="float16", fusion=fusion, graph=graph)
+    if dry_run:
+        from numba_engine.backends.ptx import PtxDevice
+
+        return CudaBackend(PtxDevice(), config, name="ptx")
+    from numba_engine.backends.cuda.availability import require_gpu
+    from numba_engine.backends.cuda.cuda_device import CudaDevice
+
+    require_gpu()
+    return CudaBackend(CudaDevice(), config, name="cuda")
 
 
-def random_weights(backend: CudaBackend, config: ModelConfig, format: StorageFormat) -> ModelWeights:
+def random_model(backend: CudaBackend, config: ModelConfig, format: StorageFormat) -> ModelWeights:
+    """All matrices in one format; the embedding is the head, whether tied or not: a step reads one row of it."""
     rng = np.random.default_rng(0)
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     norm = backend.upload(np.ones(config.hidden_size, np.float32))
@@ -96,62 +61,85 @@ def random_weights(backend: CudaBackend, config: ModelConfig, format: StorageFor
     def matrix(rows: int, columns: int) -> Weight:
         return random_weight(backend, rng, format, rows, columns)
 
-    layers = tuple(
-        LayerWeights(
-            input_norm=norm,
-            qkv_proj=matrix(q_size + 2 * kv_size, config.hidden_size),
-            qkv_bias=None,
-            q_norm=None,
-            k_norm=None,
-            o_proj=matrix(config.hidden_size, q_size),
-            post_attention_norm=norm,
-            gate_up_proj=matrix(2 * config.intermediate_size, config.hidden_size),
-            down_proj=matrix(config.hidden_size, config.intermediate_size),
-        )
-        for _ in range(config.num_layers)
+    first = LayerWeights(
+        input_norm=norm,
+        qkv_proj=matrix(q_size + 2 * kv_size, config.hidden_size),
+        qkv_bias=None,
+        q_norm=None,
+        k_norm=None,
+        o_proj=matrix(config.hidden_size, q_size),
+        post_attention_norm=norm,
+        gate_up_proj=matrix(2 * config.intermediate_size, config.hidden_size),
+        down_proj=matrix(config.hidden_size, config.intermediate_size),
     )
-    return ModelWeights(
-        embed_tokens=matrix(config.vocab_size, config.hidden_size),
-        layers=layers,
-        final_norm=norm,
-        lm_head=matrix(config.vocab_size, config.hidden_size),
+    layers = (first, *(_copied_layer(backend, first) for _ in range(config.num_layers - 1)))
+    head = matrix(config.vocab_size, config.hidden_size)
+    return ModelWeights(embed_tokens=head, layers=layers, final_norm=norm, lm_head=head)
+
+
+def random_weight(
+    backend: CudaBackend, rng: np.random.Generator, format: StorageFormat, rows: int, columns: int
+) -> Weight:
+    tensor = StoredTensor("random", format, (rows, columns), random_rows(rng, format, rows, columns))
+    return backend.load_weight("random", [tensor])
+
+
+def random_rows(rng: np.random.Generator, format: StorageFormat, rows: int, columns: int) -> np.ndarray:
+    """uint8 [rows, row_bytes] as a checkpoint stores them: root mean square about 0.02, mean 0."""
+    drawn = min(rows, _DRAWN_ROWS)
+    if format.is_quantized:
+        data = rng.integers(0, 256, (drawn, format.row_bytes(columns)), dtype=np.uint8)
+        scales = np.array(_SCALES[format], np.float16).view(np.uint8)
+        data.reshape(drawn, -1, format.block_bytes)[..., : scales.size] = scales
+    else:
+        values = rng.normal(0, 0.02, (drawn, columns)).astype(np.float32)
+        if format is StorageFormat.F32:
+            data = values.view(np.uint8)
+        elif format is StorageFormat.F16:
+            data = values.astype(np.float16).view(np.uint8)
+        else:
+            data = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return np.resize(data, (rows, data.shape[1]))
+
+
+def _copied_layer(backend: CudaBackend, layer: LayerWeights) -> LayerWeights:
+    names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    return replace(layer, **{name: copied_weight(backend, getattr(layer, name)) for name in names})
+
+
+def copied_weight(backend: CudaBackend, weight: Weight) -> Weight:
+    """The same weight in memory of its own."""
+    segments = (
+        WeightSegment(segment.format, segment.num_rows, segment.nbytes, _copied(backend, segment.data))
+        for segment in weight.segments
     )
+    return Weight(weight.name, weight.shape, tuple(segments))
 
 
-def run(
-    backend: CudaBackend,
-    config: ModelConfig,
-    weights: ModelWeights,
-    num_seqs: int,
-    context: int,
-    steps: int,
-    read_gbps: float,
-) -> Result:
-    """``steps`` decode steps of ``num_seqs`` sequences at one context, each with its draw on the device."""
-    blocks = -(-context // BLOCK_SIZE)
-    kv_cache = allocate_kv_cache(config, EngineConfig(block_size=BLOCK_SIZE), num_seqs * blocks, backend)
-    decoder = Decoder(weights, build_rope_table(config, context + 1, backend), attention_shape(config))
-    activations = Activations.allocate(config, num_seqs, num_seqs, backend)
-    batch, sampling = decode_batch(backend, num_seqs, context, blocks), sampling_batch(backend, num_seqs)
+def _copied(backend: CudaBackend, array: Any) -> CudaArray:
+    copy = backend.empty(array.shape, array.dtype)
+    if backend.name == "ptx":
+        backend.device.write(copy.on_device, backend.device.download(array.on_device))
+    else:
+        from cupy.cuda import runtime
 
-    def step() -> None:
-        decoder.forward(backend, batch, kv_cache, activations)
-        backend.sample(activations.logits, sampling)
-
-    step()
-    start = time.perf_counter()
-    for _ in range(steps):
-        step()
-    seconds = (time.perf_counter() - start) / steps
-    streamed = [weights.lm_head, *(w for layer in weights.layers for w in _matrices(layer))]
-    kv_bytes = 2 * num_seqs * context * config.num_layers * config.num_kv_heads * config.head_dim * 2
-    floor_s = (sum(weight.nbytes for weight in streamed) + kv_bytes) / read_gbps / 1e9
-    return Result(num_seqs, context, seconds * 1e3, num_seqs / seconds, floor_s * 1e3, floor_s / seconds)
+        source, target = array.on_device.pointer, copy.on_device.pointer
+        stream = backend.device.stream.ptr
+        runtime.memcpyAsync(target, source, array.nbytes, runtime.memcpyDeviceToDevice, stream)
+    return copy
 
 
-def _matrices(layer: LayerWeights) -> tuple[Weight, ...]:
-    return layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj
+def clear(backend: CudaBackend, array: Any) -> None:
+    """Zeros everywhere: memory that was never written may hold NaN, and a NaN may draw no token at all."""
+    if backend.name == "ptx":
+        backend.device.write(array.on_device, np.zeros(array.shape, array.dtype))
+    else:
+        from cupy.cuda import runtime
+
+        runtime.memsetAsync(array.on_device.pointer, 0, array.nbytes, backend.device.stream.ptr)
 
 
-if __name__ == "__main__":
-    main()
+def streamed_bytes(weights: ModelWeights) -> int:
+    """Of the matrices that every step reads."""
+    matrices = [(layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj) for layer in weights.layers]
+    return weights.lm_head.nbytes + sum(matrix.nbytes for layer in matrices for matrix in layer)

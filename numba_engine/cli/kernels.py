@@ -22,6 +22,7 @@ _CCS = ("8.0", "8.9", "9.0", "10.0")
 _MODELS = ("llama-3-8b", "llama-3.2-1b")
 _WIDTH = 180
 _FORMATS = tuple(format.label for format in StorageFormat)
+_PREDICTED = (StorageFormat.BF16, StorageFormat.Q8_0, StorageFormat.Q4_0)
 
 
 @click.command()
@@ -48,9 +49,7 @@ _FORMATS = tuple(format.label for format in StorageFormat)
     "formats",
     type=click.Choice(_FORMATS, case_sensitive=False),
     multiple=True,
-    default=("BF16", "Q8_0", "Q4_0"),
-    show_default=True,
-    help="Of the weights of predicted steps; may be repeated.",
+    help="Of weights; may be repeated.  [default: all for cards; BF16, Q8_0 and Q4_0 for predictions]",
 )
 @click.option("--batch", type=click.IntRange(1, 256), default=1, show_default=True, help="Sequences in the step.")
 @click.option("--context", type=click.IntRange(2, 131072), default=512, show_default=True, help="Tokens each sees.")
@@ -96,13 +95,18 @@ def kernels(
     from numba_engine.profiling.step_tables import step_record
 
     gpus = [MODELLED_GPUS[key] for key in gpu_keys]
-    cards = {cc: kernel_cards(_numbers(cc), lambda name: wanted in name) for cc in ccs if with_cards or wanted}
+    chosen = [format for format in StorageFormat if format.label in formats]
+    cards = {
+        cc: kernel_cards(_numbers(cc), lambda name: wanted in name, chosen or tuple(StorageFormat))
+        for cc in ccs
+        if with_cards or wanted
+    }
     if wanted and not any(cards.values()):
         raise click.UsageError(f"no kernel has {wanted!r} in its name")
     steps = [
-        observe_decode(model, _format(format), _numbers(ccs[0]), num_seqs=batch, context=context, fusion=fusion)
+        observe_decode(model, format, _numbers(ccs[0]), num_seqs=batch, context=context, fusion=fusion)
         for model in models
-        for format in formats
+        for format in chosen or _PREDICTED
         if not wanted
     ]
     if as_json:
@@ -114,10 +118,6 @@ def kernels(
     missed = any(card.misses for of_cc in cards.values() for card in of_cc)
     if missed or any(step.misses(gpu) for step in steps for gpu in gpus):
         ctx.exit(1)
-
-
-def _format(label: str) -> StorageFormat:
-    return next(format for format in StorageFormat if format.label == label)
 
 
 def _record(card: KernelCard) -> dict[str, Any]:
