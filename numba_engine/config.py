@@ -27,7 +27,7 @@ class EngineConfig:
     activation_dtype: ActivationDtype = "int8"
     """What quantised weights are multiplied with: two planes of int8 per 32 values, or float32 (for comparison).
 
-    On ``cuda`` and ``ptx`` it is float32 in any case.
+    On ``cuda`` and ``ptx`` it is int8 in any case.
     """
     kv_cache_dtype: KVCacheDtype = "auto"
     """auto: float32 with float32 activations, else float16."""

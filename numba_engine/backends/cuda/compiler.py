@@ -7,14 +7,16 @@ import hashlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import platformdirs
 from numba import cuda
+from numba.cuda import dispatcher
 from numba.cuda.types import void
 
 _KERNELS = "numba_engine.backends.cuda.kernels."
@@ -32,6 +34,8 @@ class Kernel:
     arguments: tuple[Any, ...]
     threads: int
     """Threads of a block; the kernel is written for exactly this many."""
+    min_blocks: int = 1
+    """Blocks that must fit a multiprocessor at once: what limits the registers of a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +63,26 @@ def compile_kernel(kernel: Kernel, cc: tuple[int, int]) -> CompiledKernel:
 
 def _compile(kernel: Kernel, cc: tuple[int, int]) -> str:
     signature = void(*kernel.arguments)
-    ptx, _ = cuda.compile(kernel.function, signature, device=False, cc=cc, abi="numba", output="ptx")
+    bounds = (kernel.threads, kernel.min_blocks) if kernel.min_blocks > 1 else None
+    with _current_device(cc):
+        ptx, _ = cuda.compile(
+            kernel.function, signature, device=False, cc=cc, abi="numba", output="ptx", launch_bounds=bounds
+        )
     # The environment is numba's own and unused here; the mangled symbol, which also begins the name of every parameter,
     # gives way to the name a profiler should show.
     without_environment = re.sub(r"^\.common \.global .*NumbaEnv.*\n", "", ptx, flags=re.MULTILINE)
     return without_environment.replace(_entry(ptx), kernel.name)
+
+
+@contextlib.contextmanager
+def _current_device(cc: tuple[int, int]) -> Iterator[None]:
+    """Device functions that a kernel calls are compiled for the current device, and here there may be none."""
+    genuine = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = genuine
 
 
 def _entry(ptx: str) -> str:

@@ -3,8 +3,10 @@
 Arrays (flat): out float32 [num_tokens, hidden]; token_ids int32 [num_tokens]; table uint32, packed (``packing.py``);
 hidden a multiple of 4.
 
-A thread a 16-byte load of the table (quantised: a quad of the output) finds its words, widens them and writes quads.
-Neighbours read neighbouring words. No shared memory. Bytes moved: one row of the table and one of out a token.
+A thread a quad of the output finds its words (two of halves, one of bytes or nibbles), widens them and writes 16 bytes.
+No shared memory. Bytes moved: a row of the table and one of out a token; the row's words lie 8 apart in threes and
+fours, among those of the tile's other rows, so the sectors that hold them are read, up to 8 times as many bytes: a few
+KB a token.
 """
 
 from __future__ import annotations
@@ -18,16 +20,14 @@ from numba.cuda.types import float32, int32, uint32
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import (
-    float_of,
+    as_float,
     float_of_bf16,
-    float_of_byte,
     float_of_half,
-    float_of_nibble,
     fma,
     load_quad,
     store_quad,
 )
-from numba_engine.backends.cuda.kernels.packing import LAYOUTS, lanes_for, num_units
+from numba_engine.backends.cuda.kernels.packing import LAYOUTS, num_units
 from numba_engine.storage import StorageFormat
 
 THREADS = 256
@@ -35,102 +35,88 @@ THREADS = 256
 
 @cache
 def embedding_kernel(format: StorageFormat) -> Kernel:
-    function = _quantized(format) if format.is_quantized else _float(format)
-    arguments = (float32[::1], int32[::1], uint32[::1], uint32, uint32, uint32)
-    return Kernel(f"embedding_{format.label.lower()}", function, arguments, THREADS)
+    read = _f32 if format is StorageFormat.F32 else (_quantized if format.is_quantized else _halves)(format)
 
-
-def _float(format: StorageFormat) -> Any:
-    values_per_word = 4 // format.block_bytes
-    quads_per_load = values_per_word
-    quads_per_unit = LAYOUTS[format].unit // 4
-    to_float = {StorageFormat.F32: float_of, StorageFormat.F16: float_of_half, StorageFormat.BF16: float_of_bf16}[
-        format
-    ]
-
-    def embedding(out, token_ids, table, hidden, units, lanes):  # type: ignore[no-untyped-def]
-        load = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))  # of the row's 2 units
-        if load >= uint32(units * uint32(2)):
+    def embedding(out, token_ids, table, hidden, units):  # type: ignore[no-untyped-def]
+        column = uint32(uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x)) * uint32(4))
+        if column >= hidden:
             return
         token = uint32(cuda.blockIdx.x)
-        row = uint32(token_ids[token])
-        base = uint32(uint32(load // uint32(lanes * uint32(2))) * lanes)
-        width = min(lanes, uint32(units - base))
-        inside = uint32(load - base * uint32(2))
-        j = uint32(inside // width)
-        lane = uint32(inside - j * width)
-        first = uint32(uint32((row >> uint32(2)) * units + base) * uint32(8))
-        place = uint32(first + uint32(j * uint32(4) + (row & uint32(3))) * width + lane)
-        words = load_quad(table, uint32(place * uint32(4)))
-        for i in range(quads_per_load):
-            quad = uint32(base * uint32(quads_per_unit) + (j * uint32(quads_per_load) + uint32(i)) * width + lane)
-            at = 4 * i // values_per_word
-            values = (
-                to_float(words[at], 0),
-                to_float(words[at + 1 // values_per_word], 1 % values_per_word),
-                to_float(words[at + 2 // values_per_word], 2 % values_per_word),
-                to_float(words[at + 3 // values_per_word], 3 % values_per_word),
-            )
-            if uint32(quad * uint32(4)) < hidden:
-                store_quad(out, uint32(token * hidden + quad * uint32(4)), values)
+        store_quad(out, uint32(token * hidden + column), read(table, uint32(token_ids[token]), column, hidden, units))
 
-    return embedding
-
-
-def _quantized(format: StorageFormat) -> Any:
-    layout = LAYOUTS[format]
-    loads, weight_loads, words_per_block = layout.loads, layout.weight_loads, layout.weight_loads // 2
-    loads_per_block = words_per_block // 4
-    values_per_word = 32 // words_per_block
-    quads_per_word = values_per_word // 4
-    has_minima = format is StorageFormat.Q4_1
-    offset = {StorageFormat.Q8_0: 0.0, StorageFormat.Q4_0: -24.0, StorageFormat.Q4_1: -16.0}[format]
-    to_float = float_of_byte if format is StorageFormat.Q8_0 else float_of_nibble
-
-    def embedding(out, token_ids, table, hidden, units, lanes):  # type: ignore[no-untyped-def]
-        quad = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))
-        if uint32(quad * uint32(4)) >= hidden:
-            return
-        token = uint32(cuda.blockIdx.x)
-        row = uint32(token_ids[token])
-        block = uint32(quad >> uint32(3))
-        base = uint32(uint32(block // uint32(lanes * uint32(2))) * lanes)
-        width = min(lanes, uint32(units - base))
-        inside = uint32(block - base * uint32(2))
-        half = uint32(inside // width)
-        lane = uint32(inside - half * width)
-        r = uint32(row & uint32(3))
-        first = uint32(uint32((row >> uint32(2)) * units + base) * uint32(loads))
-        j = uint32(uint32(quad & uint32(7)) // uint32(quads_per_word))  # word of the block
-        load = uint32(uint32(half * uint32(4) + r) * uint32(loads_per_block) + (j >> uint32(2)))
-        word = table[uint32(uint32(first + load * width + lane) * uint32(4) + (j & uint32(3)))]
-        word = uint32(word >> uint32(uint32(quad % uint32(quads_per_word)) * uint32(16)))
-        place = uint32(uint32(first + uint32(weight_loads) * width + lane) * uint32(4))
-        scale = float_of_half(_word_at(load_quad(table, place), half, r), r & uint32(1))
-        minimum = float32(0)
-        if has_minima:
-            minima = load_quad(table, uint32(place + width * uint32(4)))
-            minimum = float_of_half(_word_at(minima, half, r), r & uint32(1))
-        store_quad(
-            out,
-            uint32(token * hidden + quad * uint32(4)),
-            (
-                fma(scale, float32(to_float(word, 0) + float32(offset)), minimum),
-                fma(scale, float32(to_float(word, 1) + float32(offset)), minimum),
-                fma(scale, float32(to_float(word, 2) + float32(offset)), minimum),
-                fma(scale, float32(to_float(word, 3) + float32(offset)), minimum),
-            ),
-        )
-
-    return embedding
+    arguments = (float32[::1], int32[::1], uint32[::1], uint32, uint32)
+    return Kernel(f"embedding_{format.label.lower()}", embedding, arguments, THREADS)
 
 
 @cuda.jit(device=True, inline="always")
-def _word_at(words, half, r):  # type: ignore[no-untyped-def]
-    """The word of 8 scales that holds row r of block ``half``."""
-    low = words[1] if r > uint32(1) else words[0]
-    high = words[3] if r > uint32(1) else words[2]
-    return high if half > uint32(0) else low
+def _f32(table, row, column, hidden, units):  # type: ignore[no-untyped-def]
+    words = load_quad(table, uint32(row * hidden + column))
+    return as_float(words[0]), as_float(words[1]), as_float(words[2]), as_float(words[3])
+
+
+@cuda.jit(device=True, inline="always")
+def _share(row, column, units):  # type: ignore[no-untyped-def]
+    """Of the row's tile: its unit, and in it group, lane and half of the quad at ``column``."""
+    unit = uint32(uint32(row >> uint32(4)) * units + (column >> uint32(6)))
+    group = uint32(uint32(column >> uint32(5)) & uint32(1))
+    lane = uint32(uint32(row & uint32(7)) * uint32(4) + (uint32(column >> uint32(3)) & uint32(3)))
+    return unit, group, lane, uint32(uint32(row >> uint32(3)) & uint32(1))
+
+
+def _halves(format: StorageFormat) -> Any:
+    to_float = float_of_half if format is StorageFormat.F16 else float_of_bf16
+    unit_words = LAYOUTS[format].unit_words
+
+    @cuda.jit(device=True, inline="always")
+    def read(table, row, column, hidden, units):  # type: ignore[no-untyped-def]
+        unit, group, lane, half = _share(row, column, units)
+        load = uint32(group * uint32(2) + (uint32(column >> uint32(2)) & uint32(1)))
+        place = uint32(unit * uint32(unit_words) + uint32(load * uint32(32) + lane) * uint32(4) + half)
+        first, second = table[place], table[uint32(place + uint32(2))]
+        return to_float(first, 0), to_float(first, 1), to_float(second, 0), to_float(second, 1)
+
+    return read
+
+
+def _quantized(format: StorageFormat) -> Any:
+    is_q8, has_minima = format is StorageFormat.Q8_0, format is StorageFormat.Q4_1
+    layout = LAYOUTS[format]
+    unit_words, weight_words = layout.unit_words, layout.weight_words
+    scale_words = layout.scale_words // 16
+    # A nibble goes to the top of a signed word (Q4_0) or of an unsigned one, a byte to that of a signed one.
+    width = 8 if is_q8 else 4
+
+    @cuda.jit(device=True, inline="always")
+    def read(table, row, column, hidden, units):  # type: ignore[no-untyped-def]
+        unit, group, lane, half = _share(row, column, units)
+        eighth = uint32(uint32(column >> uint32(2)) & uint32(1))
+        first = uint32(unit * uint32(unit_words))
+        if is_q8:
+            word = table[uint32(first + uint32(group * uint32(32) + lane) * uint32(4) + eighth * uint32(2) + half)]
+        else:
+            word = table[uint32(first + uint32(lane * uint32(2) + group) * uint32(2) + half)]
+            word = uint32(word >> (eighth * uint32(4)))
+        g = uint32(lane >> uint32(2))
+        place = uint32(first + uint32(weight_words) + uint32(g * uint32(2) + group) * uint32(scale_words))
+        scale = float_of_half(table[place], half)
+        minimum = float32(0)
+        if has_minima:
+            minimum = float_of_half(table[uint32(place + uint32(1))], half)
+        return (
+            fma(scale, _integer(word, 0), minimum),
+            fma(scale, _integer(word, 1), minimum),
+            fma(scale, _integer(word, 2), minimum),
+            fma(scale, _integer(word, 3), minimum),
+        )
+
+    @cuda.jit(device=True, inline="always")
+    def _integer(word, i):  # type: ignore[no-untyped-def]
+        top = uint32(word << uint32(32 - width - 8 * i))
+        if has_minima:
+            return float32(uint32(top >> uint32(32 - width)))
+        return float32(int32(int32(top) >> int32(32 - width)))
+
+    return read
 
 
 def embedding(
@@ -142,8 +128,5 @@ def embedding(
 ) -> None:
     """``table`` holds one segment: all rows of one format."""
     num_tokens, hidden = out.shape
-    units = num_units(format, hidden)
-    num_threads = hidden // 4 if format.is_quantized else 2 * units
-    grid = num_tokens, -(-num_threads // THREADS)
-    arguments = [flat(out), token_ids, table, hidden, units, lanes_for(format, hidden)]
-    device.launch(embedding_kernel(format), grid, arguments)
+    grid = num_tokens, -(-hidden // (4 * THREADS))
+    device.launch(embedding_kernel(format), grid, [flat(out), token_ids, table, hidden, num_units(hidden)])

@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 from numba.cuda.extending import intrinsic
-from numba.cuda.types import UniTuple, boolean, float32, int64, uint16, uint32, uint64, void
+from numba.cuda.types import UniTuple, boolean, float32, int32, int64, uint16, uint32, uint64, void
 
 _I16, _I32, _I64, _F16, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.HalfType(), ir.FloatType()
 _RESULT = {_F32: "=f", _I32: "=r"}
@@ -52,6 +52,19 @@ def load_weights(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
+def load_weight_pair(typing_context: Any, array: Any, index: Any) -> Any:
+    """load_weight_pair(array, index) -> 2 × uint32 at an even index, as ``load_weights``."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = builder.ptrtoint(_element(context, builder, signature.args[0], args[0], args[1]), _I64)
+        text = "ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {$0, $1}, [$2];"
+        pair = _asm(builder, text, _I32, 2, [address], [_I64], volatile=True)
+        return context.make_tuple(builder, signature.return_type, [builder.extract_value(pair, i) for i in range(2)])
+
+    return UniTuple(uint32, 2)(array, uint32), generate
+
+
+@intrinsic
 def load_quad(typing_context: Any, array: Any, index: Any) -> Any:
     """load_quad(array, index) -> array[index : index + 4] as a tuple, in one 128-bit load. Shared or global memory."""
 
@@ -81,6 +94,52 @@ def store_quad(typing_context: Any, array: Any, index: Any, quad: Any) -> Any:
 
 def _quad_of(pointer: Any) -> Any:
     return ir.VectorType(pointer.type.pointee, 4)
+
+
+@intrinsic
+def store_pair(typing_context: Any, array: Any, index: Any, pair: Any) -> Any:
+    """array[index : index + 2] = pair, in one 64-bit store; index is even. Shared or global memory."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _element(context, builder, signature.args[0], args[0], args[1])
+        vector = ir.Constant(ir.VectorType(pointer.type.pointee, 2), ir.Undefined)
+        for i, value in enumerate(cgutils.unpack_tuple(builder, args[2], 2)):
+            vector = builder.insert_element(vector, value, _I32(i))
+        builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=8)
+        return context.get_dummy_value()
+
+    return void(array, uint32, UniTuple(array.dtype, 2)), generate
+
+
+def _multiply_accumulate(shape_and_types: str, element: Any) -> Any:
+    """mma.sync with the fragments of a lane as tuples: (a [4], b [2], c [4]) -> [4]."""
+    type = _F32 if element is float32 else _I32
+
+    @intrinsic
+    def multiply_accumulate(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            text = (
+                f"mma.sync.aligned.{shape_and_types} {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};"
+            )
+            values = [v for arg, n in zip(args, (4, 2, 4), strict=True) for v in cgutils.unpack_tuple(builder, arg, n)]
+            sums = _asm(builder, text, type, 4, values, [value.type for value in values], volatile=False)
+            return context.make_tuple(
+                builder, signature.return_type, [builder.extract_value(sums, i) for i in range(4)]
+            )
+
+        return UniTuple(element, 4)(UniTuple(uint32, 4), UniTuple(uint32, 2), UniTuple(element, 4)), generate
+
+    return multiply_accumulate
+
+
+mma_bf16 = _multiply_accumulate("m16n8k16.row.col.f32.bf16.bf16.f32", float32)
+"""mma_bf16(a, b, c): c + a b of a lane's fragments, a 16×16 and b 16×8 bfloat16, c float32. All lanes of the warp."""
+
+mma_f16 = _multiply_accumulate("m16n8k16.row.col.f32.f16.f16.f32", float32)
+"""As ``mma_bf16``, of halves."""
+
+mma_s8 = _multiply_accumulate("m16n8k32.row.col.s32.s8.s8.s32", int32)
+"""mma_s8(a, b, c): c + a b, a 16×32 and b 32×8 signed bytes, c int32; exact."""
 
 
 def _operation(returned: Any, arguments: list[Any], build: Callable[..., Any]) -> Any:
@@ -168,6 +227,18 @@ float_of_nibble = _operation(float32, [uint32, int64], _nibble_at)
 float_to_half = _operation(uint16, [float32], _float_to_half)
 """float_to_half(float32) -> uint16: rounded to nearest even."""
 
+bf16_pair = _operation(uint32, [float32] * 2, _inline("cvt.rn.bf16x2.f32 $0, $2, $1;", _I32))
+"""bf16_pair(low, high): both rounded to bfloat16, in the halves of a word."""
+
+half_pair = _operation(uint32, [float32] * 2, _inline("cvt.rn.f16x2.f32 $0, $2, $1;", _I32))
+"""half_pair(low, high): both rounded to half, in the halves of a word."""
+
+round_to_int = _operation(int32, [float32], _inline("cvt.rni.s32.f32 $0, $1;", _I32))
+"""round_to_int(x): to nearest, ties to even; 0 of a NaN."""
+
+permute = _operation(uint32, [uint32] * 3, _inline("prmt.b32 $0, $1, $2, $3;", _I32))
+"""permute(a, b, selector): byte i is byte (selector >> 4 i) & 7 of the eight of a and b."""
+
 fma = _operation(float32, [float32] * 3, _llvm_call("llvm.fma.f32", _F32))
 """fma(a, b, c) -> a * b + c, rounded once."""
 
@@ -178,6 +249,9 @@ select = _operation(
 
 sqrt = _operation(float32, [float32], _llvm_call("llvm.sqrt.f32", _F32))
 """sqrt(x), correctly rounded."""
+
+multiply = _operation(float32, [float32] * 2, _inline("mul.rn.f32 $0, $1, $2;", _F32))
+"""multiply(a, b), rounded, and never fused with a sum that follows."""
 
 divide = _operation(float32, [float32] * 2, _inline("div.rn.f32 $0, $1, $2;", _F32))
 """divide(a, b), correctly rounded."""

@@ -1,157 +1,121 @@
-"""How a weight lies in device memory: the order in which ``linear`` streams it, repacked once at load.
+"""How a weight lies in device memory: in the order of tensor-core fragments, repacked once at load.
 
-A matrix ``[out_features, in_features]`` is cut into *stripes* of 4 rows, and each stripe's columns into *units*: what
-one lane takes in one iteration. ``lanes`` (8, 16 or 32, by in_features) lanes share a stripe; iteration i covers units
-``i * lanes`` and up, ``width`` of them (fewer in the last one). What an iteration needs lies together, in the order of
-the loads:
+A matrix ``[out_features, in_features]`` is cut into *tiles* of 16 rows, and a tile's columns into *units* of 64:
 
-    uint32 [stripe][iteration][load][lane < width][4 words]
+    uint32 [tile][unit][weights, then scales]
 
-so that load after load each lane reads 16 bytes beside its neighbour's: whole 128-byte lines, every byte once.
+A warp's load of 16 bytes a lane is 512 contiguous bytes, and what it brings a lane is that lane's share of the A
+operand of ``mma.sync`` (PTX ISA, "Matrix Fragments for mma.m16n8k16", "… m16n8k32"): nothing is shuffled or staged.
+Lane 4 g + t (g < 8, t < 4) holds rows g and g + 8 of the tile, and of every group of 32 columns the 8 columns 8t …
+8t + 7. (The instruction says 2t, 2t + 1, …; columns may be in any order within a group as long as x is in the same one.
+This one makes a lane's share of x contiguous too.) In words, ``group`` being the half of the unit:
 
-========  ===========  ===================================================================  ==========================
-format    unit         loads of 16 bytes a lane (r: row 0…3 of the stripe)                  columns of a lane's unit
-========  ===========  ===================================================================  ==========================
-F32       8 columns    quad j, row r at 4j + r: 4 floats                                    quads lane, width + lane
-F16 BF16  16 columns   pair j, row r at 4j + r: quads 2j and 2j + 1                         quads lane, width + lane, …
-Q8_0      2 blocks     (block b, row r, half h) at 8b + 2r + h: 16 × (q + 128); scales      blocks lane, width + lane
-Q4_0      2 blocks     (block b, row r) at 4b + r: nibble i of word w is q[8w + i]; scales  blocks lane, width + lane
-Q4_1      2 blocks     as Q4_0, then the minima after the scales                            blocks lane, width + lane
-========  ===========  ===================================================================  ==========================
+=========  ===================================================================================  ============
+format     weights                                                                              scales
+=========  ===================================================================================  ============
+F16 BF16   [group][i < 2][lane][4]: word 2p + h is row g + 8h, columns 8t + 4i + 2p, + 1         none
+Q8_0       [group][lane][4]: word 2i + h is row g + 8h, columns 8t + 4i … + 3 as signed bytes    [g][group]
+Q4_0 Q4_1  [lane][group][2]: word h is row g + 8h; byte j is column 8t + j in its low nibble     [g][group]
+           and column 8t + 4 + j in its high one (Q4_0: two's complement, q - 8)                (d; Q4_1 d, m)
+=========  ===================================================================================  ============
 
-Scales (and minima) are one load: 8 halves, row r of block b at half 4b + r. Rows and columns that do not fill a stripe
-or a unit are padded with zeros; models whose rows are a multiple of 4 and columns of 64 have none.
+A word of scales holds two halves: row g below, row g + 8 above. Q4_1 has d and m side by side: [g][group][d, m]. So a
+unit is 2048 bytes (F16, BF16), 1088 (Q8_0), 576 (Q4_0) or 640 (Q4_1), as many as the checkpoint's. F32, which no tensor
+core multiplies exactly, stays row after row. Rows are padded with zeros to a multiple of 32 (F32: none), columns to
+one of 64 (F32: 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from numba_engine.storage import StorageFormat
 
-STRIPE_ROWS = 4
+TILE_ROWS = 16
+UNIT = 64
+"""Columns of a unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The constants of a format's layout."""
+    """Words of a format's unit: 16 rows × 64 columns."""
 
-    unit: int
-    """Columns a lane takes in one iteration."""
-    weight_loads: int
-    """Loads of a unit that hold weights, all rows of the stripe."""
-    scale_loads: int
+    weight_words: int
+    scale_words: int
 
     @property
-    def loads(self) -> int:
-        return self.weight_loads + self.scale_loads
+    def unit_words(self) -> int:
+        return self.weight_words + self.scale_words
 
 
 LAYOUTS = {
-    StorageFormat.F32: Layout(unit=8, weight_loads=8, scale_loads=0),
-    StorageFormat.F16: Layout(unit=16, weight_loads=8, scale_loads=0),
-    StorageFormat.BF16: Layout(unit=16, weight_loads=8, scale_loads=0),
-    StorageFormat.Q8_0: Layout(unit=64, weight_loads=16, scale_loads=1),
-    StorageFormat.Q4_0: Layout(unit=64, weight_loads=8, scale_loads=1),
-    StorageFormat.Q4_1: Layout(unit=64, weight_loads=8, scale_loads=2),
+    StorageFormat.F16: Layout(512, 0),
+    StorageFormat.BF16: Layout(512, 0),
+    StorageFormat.Q8_0: Layout(256, 16),
+    StorageFormat.Q4_0: Layout(128, 16),
+    StorageFormat.Q4_1: Layout(128, 32),
 }
 
 
-def lanes_for(format: StorageFormat, in_features: int) -> int:
-    """Lanes that share a stripe: 32, or fewer where over a fifth of them would idle. Fixes the order of summation."""
-    units = num_units(format, in_features)
-    slots = {lanes: -(-units // lanes) * lanes for lanes in (32, 16, 8)}
-    return next((lanes for lanes, taken in slots.items() if taken <= 1.25 * units), min(slots, key=lambda n: slots[n]))
+def num_units(in_features: int) -> int:
+    return -(-in_features // UNIT)
 
 
-def num_units(format: StorageFormat, in_features: int) -> int:
-    return -(-in_features // LAYOUTS[format].unit)
-
-
-def num_stripes(out_features: int) -> int:
-    return -(-out_features // STRIPE_ROWS)
+def num_tiles(out_features: int) -> int:
+    """Always even: a block of threads takes two."""
+    return -(-out_features // (2 * TILE_ROWS)) * 2
 
 
 def looked_up_row_bytes(format: StorageFormat, in_features: int) -> int:
-    """Read to look up one row: its weights, and whole loads of scales, in which those of the stripe's rows lie."""
+    """Read to look up one row: its weights, and the words of scales, each of which holds another row's too."""
+    if format is StorageFormat.F32:
+        return format.row_bytes(in_features)
     layout = LAYOUTS[format]
-    weights = 16 * layout.weight_loads // STRIPE_ROWS
-    return num_units(format, in_features) * (weights + 16 * layout.scale_loads)
+    return num_units(in_features) * (4 * layout.weight_words // TILE_ROWS + 4 * layout.scale_words // (TILE_ROWS // 2))
 
 
 def pack(format: StorageFormat, data: np.ndarray, in_features: int) -> np.ndarray:
     """uint32, flat, of uint8 ``[out_features, row_bytes]`` as the checkpoint stores it."""
-    lanes, layout = lanes_for(format, in_features), LAYOUTS[format]
-    units = num_units(format, in_features)
-    values_per_byte_row = data.shape[1] * format.block_size // format.block_bytes
-    assert values_per_byte_row == in_features
-    row_bytes = format.row_bytes(units * layout.unit)
-    padding = (0, num_stripes(len(data)) * STRIPE_ROWS - len(data)), (0, row_bytes - data.shape[1])
-    padded = np.pad(data, padding) if any(after for _, after in padding) else np.ascontiguousarray(data)
-    rows = padded.reshape(-1, STRIPE_ROWS, units, row_bytes // units)
-    full = units // lanes * lanes
-    parts = [
-        _PACKERS[format](np.ascontiguousarray(rows[:, :, first : first + width * count]), count, width)
-        for first, width, count in ((0, lanes, units // lanes), (full, units - full, 1))
-        if width * count
-    ]
-    return np.concatenate([part.reshape(len(rows), -1) for part in parts], axis=1).reshape(-1)
+    assert data.shape[1] == format.row_bytes(in_features)
+    if format is StorageFormat.F32:
+        return _padded(data, len(data), -(-in_features // 4) * 16).view(np.uint32).reshape(-1)
+    tiles, units = num_tiles(len(data)), num_units(in_features)
+    padded = _padded(data, tiles * TILE_ROWS, format.row_bytes(units * UNIT))
+    if not format.is_quantized:
+        # [tile, h, g, unit, group, t, i, p, value]
+        halves = padded.view(np.uint16).reshape(tiles, 2, 8, units, 2, 4, 2, 2, 2)
+        return _words(halves.transpose(0, 3, 4, 6, 2, 5, 7, 1, 8)).reshape(-1)
+    blocks = padded.reshape(tiles, 2, 8, units, 2, format.block_bytes)  # tile, h, g, unit, group
+    num_scales = 2 if format is StorageFormat.Q4_1 else 1
+    values, scales = blocks[..., 2 * num_scales :], blocks[..., : 2 * num_scales]
+    weights = _bytes(values) if format is StorageFormat.Q8_0 else _nibbles(values, 8 * (format is StorageFormat.Q4_0))
+    halves = np.ascontiguousarray(scales).view(np.uint16)  # [tile, h, g, unit, group, which]
+    parts = [weights.reshape(tiles, units, -1), _words(halves.transpose(0, 3, 2, 4, 5, 1)).reshape(tiles, units, -1)]
+    return np.concatenate(parts, axis=2).reshape(-1)
 
 
-# Each packer takes uint8 [stripe, row, unit, bytes] and gives uint32 [stripe, iteration, load, lane, 4].
+def _bytes(values: np.ndarray) -> np.ndarray:
+    """Of uint8 [tile, h, g, unit, group, 32]."""
+    tiles, units = values.shape[0], values.shape[3]
+    columns = values.reshape(tiles, 2, 8, units, 2, 4, 2, 4)  # … t, i, j
+    return _words(columns.transpose(0, 3, 4, 2, 5, 6, 1, 7))
 
 
-def _pack_f32(rows: np.ndarray, count: int, width: int) -> np.ndarray:
-    words = rows.view(np.uint32).reshape(-1, STRIPE_ROWS, count, 2, width, 4)  # stripe, row, iteration, j, lane, word
-    return words.transpose(0, 2, 3, 1, 4, 5).reshape(-1, count, 8, width, 4)
+def _nibbles(values: np.ndarray, offset: int) -> np.ndarray:
+    """Of uint8 [tile, h, g, unit, group, 16], ggml's order: column i beside column i + 16."""
+    tiles, units = values.shape[0], values.shape[3]
+    columns = np.concatenate([values & 0x0F, values >> 4], axis=-1) ^ np.uint8(offset)
+    pairs = columns.reshape(tiles, 2, 8, units, 2, 4, 2, 4)  # … t, low or high, j
+    octets = pairs[..., 0, :] | (pairs[..., 1, :] << 4)  # tile, h, g, unit, group, t, j
+    return _words(octets.transpose(0, 3, 2, 5, 4, 1, 6))
 
 
-def _pack_half(rows: np.ndarray, count: int, width: int) -> np.ndarray:
-    halves = rows.view(np.uint16).reshape(-1, STRIPE_ROWS, count, 2, 2, width, 4)
-    ordered = np.ascontiguousarray(halves.transpose(0, 2, 3, 1, 5, 4, 6))  # stripe, iteration, j, row, lane, quad, half
-    return ordered.view(np.uint32).reshape(-1, count, 8, width, 4)
+def _padded(data: np.ndarray, num_rows: int, row_bytes: int) -> np.ndarray:
+    padding = (0, num_rows - len(data)), (0, row_bytes - data.shape[1])
+    return np.pad(data, padding) if any(after for _, after in padding) else np.ascontiguousarray(data)
 
 
-def _pack_q8_0(rows: np.ndarray, count: int, width: int) -> np.ndarray:
-    blocks = rows.reshape(-1, STRIPE_ROWS, count, 2, width, 34)
-    parts = (blocks[..., 2:] ^ 0x80).reshape(-1, STRIPE_ROWS, count, 2, width, 2, 16)
-    ordered = np.ascontiguousarray(parts.transpose(0, 2, 3, 1, 5, 4, 6))  # stripe, iteration, b, row, half, lane, byte
-    words = ordered.view(np.uint32).reshape(-1, count, 16, width, 4)
-    return np.concatenate([words, _scales(blocks[..., :2])], axis=2)
-
-
-def _pack_q4_0(rows: np.ndarray, count: int, width: int) -> np.ndarray:
-    blocks = rows.reshape(-1, STRIPE_ROWS, count, 2, width, 18)
-    return np.concatenate([_nibbles(blocks[..., 2:]), _scales(blocks[..., :2])], axis=2)
-
-
-def _pack_q4_1(rows: np.ndarray, count: int, width: int) -> np.ndarray:
-    blocks = rows.reshape(-1, STRIPE_ROWS, count, 2, width, 20)
-    return np.concatenate([_nibbles(blocks[..., 4:]), _scales(blocks[..., :2]), _scales(blocks[..., 2:4])], axis=2)
-
-
-def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """From ggml's halves (value i beside value i + 16) to neighbours (value 2i beside 2i + 1)."""
-    values = np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
-    neighbours = values[..., 0::2] | (values[..., 1::2] << 4)
-    ordered = np.ascontiguousarray(neighbours.transpose(0, 2, 3, 1, 4, 5))  # stripe, iteration, b, row, lane, byte
-    return ordered.view(np.uint32).reshape(len(packed), packed.shape[2], 8, packed.shape[4], 4)
-
-
-def _scales(scales: np.ndarray) -> np.ndarray:
-    halves = np.ascontiguousarray(scales).view(np.uint16)[..., 0]
-    ordered = np.ascontiguousarray(halves.transpose(0, 2, 4, 3, 1))  # stripe, iteration, lane, b, row
-    return ordered.view(np.uint32).reshape(len(scales), scales.shape[2], 1, scales.shape[4], 4)
-
-
-_PACKERS: dict[StorageFormat, Callable[[np.ndarray, int, int], np.ndarray]] = {
-    StorageFormat.F32: _pack_f32,
-    StorageFormat.F16: _pack_half,
-    StorageFormat.BF16: _pack_half,
-    StorageFormat.Q8_0: _pack_q8_0,
-    StorageFormat.Q4_0: _pack_q4_0,
-    StorageFormat.Q4_1: _pack_q4_1,
-}
+def _words(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values).view(np.uint32)

@@ -3,7 +3,8 @@
 Arrays (flat): out, x float32 [num_rows, size] (may be the same); weight float32 [size].
 
 A block of 256 threads a row. The row is read twice, the second time from L1 or L2; shared memory holds the 8 warps'
-partial sums of squares. Bytes moved: x and weight once, out once.
+partial sums of squares. Bytes moved: x and weight once, out once. The fused phases take the same sums in the same order
+(``reductions.py``), so theirs are these numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from numba.cuda.types import float32, uint32
 
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
-from numba_engine.backends.cuda.kernels.intrinsics import divide, fma, sqrt
-from numba_engine.backends.cuda.kernels.reductions import sum_block
+from numba_engine.backends.cuda.kernels.intrinsics import as_bits, multiply
+from numba_engine.backends.cuda.kernels.reductions import inverse_rms, sum_of_squares
 
 THREADS = 256
 WARPS = THREADS // 32
@@ -25,20 +26,17 @@ WARPS = THREADS // 32
 @cache
 def rms_norm_kernel() -> Kernel:
     def rms_norm(out, x, weight, size, eps):  # type: ignore[no-untyped-def]
-        warp_sums = cuda.shared.array(WARPS, float32)
+        warp_sums = cuda.shared.array(WARPS, uint32)
         thread = uint32(cuda.threadIdx.x)
         row = uint32(uint32(cuda.blockIdx.x) * size)
-        squares = float32(0)
+        squares = sum_of_squares(x, row, size)
+        if uint32(thread & uint32(31)) == uint32(0):
+            warp_sums[uint32(thread >> uint32(5))] = as_bits(squares)
+        cuda.syncthreads()
+        scale = inverse_rms(warp_sums, uint32(0), size, eps)
         i = thread
         while i < size:
-            value = x[uint32(row + i)]
-            squares = fma(value, value, squares)
-            i = uint32(i + uint32(THREADS))
-        mean = divide(sum_block(squares, warp_sums, WARPS), float32(size))
-        scale = divide(float32(1), sqrt(float32(mean + eps)))
-        i = thread
-        while i < size:
-            out[uint32(row + i)] = float32(x[uint32(row + i)] * scale) * weight[i]
+            out[uint32(row + i)] = multiply(multiply(x[uint32(row + i)], scale), weight[i])
             i = uint32(i + uint32(THREADS))
 
     arguments = (float32[::1], float32[::1], float32[::1], uint32, float32)

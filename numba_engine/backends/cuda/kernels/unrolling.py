@@ -23,17 +23,40 @@ def static_range(*bounds: int) -> range:
 
 def unroll(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with its ``static_range`` loops unrolled; bounds may use closure variables and outer indices."""
-    closure = inspect.getclosurevars(function)
-    namespace = {**function.__globals__, **closure.nonlocals}
+    return _made(function, _definition(function), _namespace(function))
+
+
+def unroll_into(kernel: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
+    """``kernel`` with ``body`` for its body, unrolled: the kernel's return statement says what body's parameters are.
+
+    As if the kernel called the body, inlined. But numba copies what it inlines once a block of it, which took it a
+    minute for a body of this size.
+    """
+    definition, template = _definition(kernel), _definition(body)
+    (returned,) = definition.body
+    assert isinstance(returned, ast.Return)
+    assert isinstance(returned.value, ast.Tuple)
+    names: list[ast.expr] = [ast.Name(argument.arg, ast.Store()) for argument in template.args.args]
+    definition.body = [ast.Assign([ast.Tuple(names, ast.Store())], returned.value), *template.body]
+    return _made(kernel, definition, {**_namespace(kernel), **_namespace(body)})
+
+
+def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
     lines, first_line = inspect.getsourcelines(function)
-    tree = ast.parse(textwrap.dedent("".join(lines)))
-    definition = tree.body[0]
+    definition = ast.parse(textwrap.dedent("".join(lines))).body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list = []
-    tree = _Unroller(namespace).visit(tree)
-    ast.increment_lineno(tree, first_line - 1)
-    code = compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec")
-    exec(code, namespace)
+    ast.increment_lineno(definition, first_line - 1)
+    return definition
+
+
+def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
+    return {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+
+
+def _made(function: Callable[..., Any], definition: ast.FunctionDef, namespace: dict[str, Any]) -> Callable[..., Any]:
+    tree = _Unroller(namespace).visit(ast.Module([definition], []))
+    exec(compile(ast.fix_missing_locations(tree), inspect.getfile(function), "exec"), namespace)
     unrolled: Callable[..., Any] = namespace[function.__name__]
     unrolled.__module__ = function.__module__
     return unrolled
