@@ -9,8 +9,8 @@
 # Needs Python 3.11 or newer ($PYTHON) with numba-cuda, cupy, numpy, pytest and the project's own dependencies (gguf,
 # safetensors, tokenizers, jinja2, platformdirs, psutil, …); PyTorch and transformers are compared with where they are
 # installed. Wheels in the folder $WHEELS are installed first, without a network. Kernels are compiled to PTX once and
-# kept in $XDG_CACHE_HOME/numba-engine: take that folder along from a dry run with its own XDG_CACHE_HOME, or compiling
-# is what the minutes go to. What fails does not keep the rest from running; the exit code tells.
+# kept in $XDG_CACHE_HOME/numba-engine: fill a folder with them before (numba-engine kernels) and take it along, or
+# compiling is what the minutes go to. What fails does not keep the rest from running; the exit code tells.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,0 +1,59 @@
+"""What the performance model predicts for decode steps of whole models on GPUs that are not here, as JSON.
+
+python -m perf.predict_kernels [--out perf/results/kernel_model_predicted.json]
+
+Counts of launches, bytes and instructions are of this commit's kernels, compiled for compute capability 9.0 and run on
+the PTX executor (a sample of each launch's blocks, scaled up). Times are predicted and not measured anywhere
+(``numba_engine/profiling/kernel_model.py`` says how); ``perf/bench_decode.py`` measures the same steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import product
+from pathlib import Path
+
+from numba_engine.profiling.decode_step import observe_decode
+from numba_engine.profiling.kernel_model import MODELLED_GPUS
+from numba_engine.profiling.observed_model import MODELS
+from numba_engine.profiling.step_tables import step_name, step_record
+from numba_engine.storage import StorageFormat
+from perf.machine import describe
+
+FORMATS = (StorageFormat.BF16, StorageFormat.F16, StorageFormat.Q8_0, StorageFormat.Q4_0, StorageFormat.Q4_1)
+WORKLOADS = ((1, 128), (8, 128), (1, 8192))
+"""(sequences, context)"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("perf/results/kernel_model_predicted.json"))
+    options = parser.parse_args()
+    gpus = list(MODELLED_GPUS.values())
+    facts = describe() | {
+        "predicted": "times and shares are of the performance model; nothing here was measured on a GPU",
+        "gpus": {
+            gpu.gpu.key: {
+                "name": gpu.gpu.name,
+                "bandwidth_gbps": gpu.gpu.bandwidth_gbps,
+                "multiprocessors": gpu.multiprocessors,
+                "clock_hz": gpu.clock_hz,
+                "bytes_in_flight_needed_per_multiprocessor": gpu.needed_in_flight,
+            }
+            for gpu in gpus
+        },
+    }
+    steps = []
+    for model, format, (num_seqs, context) in product(MODELS, FORMATS, WORKLOADS):
+        if (num_seqs, context) != WORKLOADS[0] and format is not StorageFormat.BF16:
+            continue
+        step = observe_decode(model, format, (9, 0), num_seqs=num_seqs, context=context)
+        steps.append(step_record(step, gpus))
+        predicted = ", ".join(f"{gpu.gpu.key} {num_seqs / step.time_s(gpu):.0f} tok/s" for gpu in gpus)
+        print(f"{step_name(step)}: {step.num_launches} launches, {step.moved_over_once:.4f} × the bytes; {predicted}")
+        options.out.write_text(json.dumps(facts | {"steps": steps}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
