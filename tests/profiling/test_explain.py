@@ -391,6 +391,7 @@ def test_a_simulators_times_prove_nothing(walk: Walk) -> None:
         assert " µs" not in answer.text
     text = " ".join(rendered(simulated).split())
     assert text.count("This GPU is simulated") == 2
+    assert "Times are predicted; bytes" in text
     assert "achieved" not in text
     assert "achieved" in rendered(walk)
 

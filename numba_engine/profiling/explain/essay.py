@@ -267,10 +267,8 @@ def _questions(walk: Walk) -> Iterable[RenderableType]:
 
 def _basis(walk: Walk) -> Text:
     runs = "of one run" if walk.repetitions == 1 else f"of the fastest of {walk.repetitions} runs"
-    said = (
-        f"Times are measured, {runs}, the cost of looking subtracted; bytes and FLOPs are by formula from the shapes."
-    )
-    return Text(said, style="dim")
+    times = "predicted" if walk.is_simulated else f"measured, {runs}, the cost of looking subtracted"
+    return Text(f"Times are {times}; bytes and FLOPs are by formula from the shapes.", style="dim")
 
 
 # ---- parts of the above --------------------------------------------------------------------------------------------
