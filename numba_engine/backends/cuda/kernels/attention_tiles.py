@@ -61,14 +61,40 @@ def split_planes(p, at, planes):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True, inline="always")
 @unroll
-def split_query(quad, scale, planes, at):  # type: ignore[no-untyped-def]
-    """Four dimensions of a row of q, scaled, as mma's A in two planes of four registers from ``at`` on: the pairs go to
-    registers 0 and 2, of row g; for row g + 8 ``at`` is one more."""
+def load_query(qkv, row, unit, units, scale, planes, at):  # type: ignore[no-untyped-def]
+    """Dimensions 8 unit … 8 unit + 7 of the row of q that begins at ``row``, scaled, as mma's A in two planes.
+
+    The first four are the lane's share of one product, the last four of the next, whose registers are 8 after; pairs go
+    to registers 0 and 2 from ``at`` on, of row g (for row g + 8 ``at`` is one more), and the low plane's 4 after. Units
+    of neighbouring lanes are neighbours, and two lanes load each other's halves, for whole 32-byte sectors.
+    """
+    received = cuda.local.array(4, float32)
+    is_odd = uint32(unit & uint32(1)) != uint32(0)
+    even_unit = uint32(unit & uint32(0xFFFFFFFE))
+    place = uint32(row + even_unit * uint32(8) + (unit & uint32(1)) * uint32(4))
+    a = (float32(0), float32(0), float32(0), float32(0))
+    b = (float32(0), float32(0), float32(0), float32(0))
+    if even_unit < uint32(units):
+        a = load_quad(qkv, place)
+    if uint32(even_unit + uint32(1)) < uint32(units):
+        b = load_quad(qkv, uint32(place + uint32(8)))
+    for i in static_range(4):
+        received[i] = cuda.shfl_xor_sync(FULL_WARP, select(is_odd, a[i], b[i]), 1)
     for i in static_range(2):
-        a, b = float32(quad[2 * i] * scale), float32(quad[2 * i + 1] * scale)
-        high = pack_halves(a, b)
+        first = float32(select(is_odd, received[2 * i], a[2 * i]) * scale)
+        second = float32(select(is_odd, received[2 * i + 1], a[2 * i + 1]) * scale)
+        high = pack_halves(first, second)
         planes[at + 2 * i] = high
-        planes[at + 2 * i + 4] = pack_halves(float32(a - float_of_half(high, 0)), float32(b - float_of_half(high, 1)))
+        planes[at + 2 * i + 4] = pack_halves(
+            float32(first - float_of_half(high, 0)), float32(second - float_of_half(high, 1))
+        )
+        first = float32(select(is_odd, b[2 * i], received[2 * i]) * scale)
+        second = float32(select(is_odd, b[2 * i + 1], received[2 * i + 1]) * scale)
+        high = pack_halves(first, second)
+        planes[at + 2 * i + 8] = high
+        planes[at + 2 * i + 12] = pack_halves(
+            float32(first - float_of_half(high, 0)), float32(second - float_of_half(high, 1))
+        )
 
 
 @cuda.jit(device=True, inline="always")

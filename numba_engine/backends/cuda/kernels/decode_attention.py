@@ -49,13 +49,13 @@ from numba_engine.backends.cuda.kernels.attention_tiles import (
     advance_softmax,
     is_last_to_arrive,
     key_multiplier,
+    load_query,
     merger,
     multiply_values,
     split_planes,
-    split_query,
     sum_over_lanes_of_a_row,
 )
-from numba_engine.backends.cuda.kernels.intrinsics import divide, load_quad
+from numba_engine.backends.cuda.kernels.intrinsics import divide
 from numba_engine.backends.cuda.kernels.tensor_cores import (
     commit_copies,
     copy_async,
@@ -202,13 +202,13 @@ def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
             token = uint32(row // group_size)
             head = uint32(kv_head * group_size + (row - token * group_size))
             place = uint32((first_token + token) * (num_heads + uint32(2) * num_kv_heads) + head)
+            place = uint32(place * uint32(head_dim))
             for c in static_range(chunks):
-                unit = uint32(uint32(4 * c) + t)
-                for s in static_range(2):
-                    quad = (float32(0), float32(0), float32(0), float32(0))
-                    if h < halves and unit < uint32(units):
-                        quad = load_quad(qkv, uint32(place * uint32(head_dim) + unit * uint32(8) + uint32(4 * s)))
-                    split_query(quad, log2_scale, q, 16 * c + 8 * s + h)
+                if h < halves:
+                    load_query(qkv, place, uint32(uint32(4 * c) + t), units, log2_scale, q, 16 * c + h)
+                else:
+                    for i in range(8):
+                        q[16 * c + 2 * i + 1] = uint32(0)
         step = uint32(0)
         while step < count:
             for u in range(flight):
@@ -325,7 +325,7 @@ def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
 
     arguments = (float32[::1], float32[::1], uint32[::1], uint32[::1], int32[::1], int32[::1], int32[::1])
     return Kernel(
-        f"decode_attention_d{head_dim}_x{rows}",
+        f"attention_decode_d{head_dim}_x{rows}",
         decode_attention,
         (*arguments, float32[::1], float32[::1], uint32[::1], *[uint32] * 8, float32),
         THREADS,

@@ -409,7 +409,7 @@ def fma_attention_kernel(head_dim: int, is_half: bool) -> Kernel:
 
     arguments = (float32[::1], float32[::1], uint32[::1], uint32[::1], int32[::1], int32[::1], int32[::1])
     return Kernel(
-        f"fma_attention_d{head_dim}_{'f16' if is_half else 'f32'}",
+        f"attention_fma_d{head_dim}_{'f16' if is_half else 'f32'}",
         fma_attention,
         (*arguments, float32[::1], float32[::1], uint32[::1], *[uint32] * 8, float32),
         THREADS,

@@ -44,13 +44,13 @@ from numba_engine.backends.cuda.kernels.attention_tiles import (
     TILE,
     advance_softmax,
     key_multiplier,
+    load_query,
     multiply_values,
     split_planes,
-    split_query,
     sum_over_lanes_of_a_row,
 )
 from numba_engine.backends.cuda.kernels.decode_attention import units_of, value_swizzle
-from numba_engine.backends.cuda.kernels.intrinsics import divide, exp2, fma, load_quad, select
+from numba_engine.backends.cuda.kernels.intrinsics import divide, exp2, fma, select
 from numba_engine.backends.cuda.kernels.tensor_cores import (
     commit_copies,
     copy_async,
@@ -201,13 +201,9 @@ def prefill_attention_kernel(head_dim: int) -> Kernel:
             positions[h] = uint32(first_position + token)
             head = uint32(kv_head * group_size + (row - token * group_size))
             place = uint32((first_token + token) * (num_heads + uint32(2) * num_kv_heads) + head)
+            place = uint32(place * uint32(head_dim))
             for c in static_range(chunks):
-                unit = uint32(uint32(4 * c) + t)
-                for s in static_range(2):
-                    quad = (float32(0), float32(0), float32(0), float32(0))
-                    if unit < uint32(units):
-                        quad = load_quad(qkv, uint32(place * uint32(head_dim) + unit * uint32(8) + uint32(4 * s)))
-                    split_query(quad, log2_scale, q, 16 * c + 8 * s + h)
+                load_query(qkv, place, uint32(uint32(4 * c) + t), units, log2_scale, q, 16 * c + h)
             maxima[h] = own_maxima[h] = float32(-infinity)
             sums[h] = own_sums[h] = float32(0)
         warp_first = uint32(first_position + min(warp_row, last_row) // group_size)
@@ -324,7 +320,7 @@ def prefill_attention_kernel(head_dim: int) -> Kernel:
 
     arguments = (float32[::1], float32[::1], uint32[::1], uint32[::1], int32[::1], int32[::1], int32[::1])
     return Kernel(
-        f"prefill_attention_d{head_dim}",
+        f"attention_prefill_d{head_dim}",
         prefill_attention,
         (*arguments, *[uint32] * 7, float32),
         THREADS,
