@@ -184,14 +184,14 @@ class CpuBackend(Backend):
         store_kv(self._team.state, store_kv_kernel(), _words(cache.k), _words(cache.v), qkv, slot_mapping)
 
     def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: AttentionShape) -> None:
-        whole, split, merge = attention_kernels(
+        whole, split, merge, prompt = attention_kernels(
             shape.head_dim, shape.num_heads // shape.num_kv_heads, self.kv_cache_dtype.itemsize == 2
         )
         words = self._cache_words.get(cache)
         if words is None:
             words = self._cache_words[cache] = _words(cache.k), _words(cache.v)
         attention(
-            self._team.state, whole, split, merge, out, qkv, words[0], words[1], batch.cu_seqlens_q,
+            self._team.state, whole, split, merge, prompt, out, qkv, words[0], words[1], batch.cu_seqlens_q,
             batch.context_lens,
             batch.block_tables, batch.max_context_len, shape.sliding_window or 0, shape.scale, self._partials,
         )  # fmt: skip

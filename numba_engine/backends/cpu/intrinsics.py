@@ -172,8 +172,7 @@ class Emitter:
         bits = self.b.sub(self.b.bitcast(shifted, ti), self.const(ti, 0x4B400000))
         power = self.b.bitcast(self.b.shl(self.b.add(bits, self.const(ti, 127)), self.const(ti, 23)), t)
         y = self.b.fmul(y, power)
-        y = self.b.select(self.b.fcmp_ordered("<", x, c(-87.3)), c(0.0), y)
-        return self.b.select(self.b.fcmp_unordered("uno", x, x), x, y)
+        return self.b.select(self.b.fcmp_ordered("<", x, c(-87.3)), c(0.0), y)
 
     def dot4(self, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
         """acc [16 i32] + in each lane the dot of its 4 unsigned bytes of weights with its 4 signed bytes of x [64 i8].
