@@ -13,7 +13,7 @@ from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.cards import KernelCard, kernel_card
 from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
-from numba_engine.profiling.observed_model import MODELS, WEIGHT, ObservedModel
+from numba_engine.profiling.observed_model import MODELS, TABLE, WEIGHT, ObservedModel
 from numba_engine.storage import StorageFormat
 
 FEW_ROWS = (1, 2, 4, 8)
@@ -54,6 +54,7 @@ def kernel_cards(
         kernel_card(
             [launch for launch in device.observed if launch.kernel.name == name],
             weight=WEIGHT,
+            table=TABLE,
             few_rows=[launch for launch in few_rows if launch.kernel.name == name],
         )
         for name in names

@@ -74,9 +74,16 @@ class ObservedLaunch:
         return [array for name, array in self.counters.arrays.items() if name.startswith(kind)]
 
     def reads(self, kind: str) -> float:
-        """Bytes read of them over the bytes they are."""
+        """Sectors that warps read of them over the sectors they are."""
         arrays = self.arrays(kind)
-        return self.scale * sum(array.load.bytes for array in arrays) / sum(array.nbytes for array in arrays)
+        sectors = sum(-(-array.nbytes // SECTOR_BYTES) for array in arrays)
+        return self.scale * sum(array.load.sectors for array in arrays) / sectors
+
+    def wide_share(self, kind: str) -> float:
+        """Of their bytes, those read in 128-bit accesses."""
+        arrays = self.arrays(kind)
+        wide_bytes = sum(array.load.bytes_by_width.get(16, 0) for array in arrays)
+        return self.scale * wide_bytes / sum(array.nbytes for array in arrays)
 
     def instructions_per_byte(self, kind: str) -> float:
         """Warp instructions, machine code, a byte of them."""

@@ -34,13 +34,14 @@ def test_every_op_has_a_card(cards: dict[str, KernelCard]) -> None:
         assert any(name.startswith(op) for name in cards), op
 
 
-def test_what_streams_weights_reads_each_byte_once_and_16_at_a_time(cards: dict[str, KernelCard]) -> None:
+def test_what_streams_weights_reads_each_sector_once_and_16_bytes_at_a_time(cards: dict[str, KernelCard]) -> None:
     streaming = [card for card in cards.values() if card.weight_reads is not None]
     for format in ("bf16", "q4_0"):
         assert any(format in card.kernel for card in streaming), format
     for card in streaming:
-        assert card.weight_reads == pytest.approx(1)
-        assert card.wide_weight_share == 1
+        assert card.weight_reads == pytest.approx(1, abs=0.001)
+        assert card.wide_weight_share is not None
+        assert card.wide_weight_share == pytest.approx(16 / 18 if "q4_0" in card.kernel else 1, abs=0.001)
         assert card.bank_conflict_factor <= 1.02
         assert card.sector_efficiency > 0.999
         assert card.bytes_in_flight >= 25_000
@@ -55,7 +56,7 @@ def test_a_plain_read_has_four_loads_of_every_lane_in_flight(cards: dict[str, Ke
 def test_a_card_says_what_it_misses(cards: dict[str, KernelCard]) -> None:
     card = next(card for card in cards.values() if card.weight_reads is not None)
     assert replace(card, spill_bytes=8, stack_bytes=16).misses == ("spills", "stack")
-    assert replace(card, weight_reads=1.01, wide_weight_share=0.98).misses == ("weight loads", "weight reads")
+    assert replace(card, weight_reads=1.01, wide_weight_share=0.7).misses == ("weight loads", "weight reads")
     assert replace(card, bytes_in_flight=24_999).misses == ("bytes in flight",)
     assert replace(card, bank_conflict_factor=1.06, sector_efficiency=0.97).misses == ("sectors", "bank conflicts")
 
