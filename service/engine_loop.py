@@ -387,7 +387,9 @@ class EngineLoop:
             if self._engine_profile is not None and self._engine_profile[0].owns(output.request_id):
                 profiled.append(output)
                 continue
-            stream = self._engine_streams[output.request_id]
+            stream = self._engine_streams.get(output.request_id)
+            if stream is None:
+                continue  # of a step that was done before the request was aborted, and is handed out after
             if output.finished:
                 del self._engine_streams[output.request_id]
             events.append((stream, output))
@@ -416,9 +418,10 @@ class EngineLoop:
             return self._engine_abort_profile(llm, *self._engine_profile)
         if self._engine_streams.get(stream.request_id) is not stream:
             return None
-        del self._engine_streams[stream.request_id]
         output = llm.abort(stream.request_id)
-        assert output is not None, "the engine knows every request that has a stream"
+        if output is None:
+            return None  # it has finished, and its last output comes with the next step
+        del self._engine_streams[stream.request_id]
         self._post((stream, output))
         return output.usage
 

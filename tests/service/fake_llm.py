@@ -115,6 +115,9 @@ class FakeLLM:
         """Requests in the engine when each profile was started."""
         self.profile_is_on = False
         self.fail_in_stop_profile: Exception | None = None
+        self.steps_ahead_of_a_profile = 0
+        """Steps that were launched ahead: done when a profile starts, they come out with the next one."""
+        self._unclaimed: list[RequestOutput] = []
         self.timeline_calls = 2
         self.counted: CountedTraffic | None = None
         self.num_steps = 0
@@ -202,7 +205,8 @@ class FakeLLM:
             self._running.append(self._waiting.pop(0))
         requests = list(self._running)
         prefilling = [r for r in requests if r.prefilled < len(r.prompt)]
-        outputs = [output for request in requests if (output := self._advance(request)) is not None]
+        outputs, self._unclaimed = self._unclaimed, []
+        outputs += [output for request in requests if (output := self._advance(request)) is not None]
         self.num_steps += 1
         if self.profile_is_on:
             op = OpProfile("linear", 3, 0.5, 1000, 20, 300, 4000, 7, 80, num_launches=6, counted=self.counted)
@@ -226,7 +230,7 @@ class FakeLLM:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._unclaimed)
 
     @property
     def stats(self) -> EngineStats:
@@ -252,6 +256,8 @@ class FakeLLM:
         assert not self.profile_is_on
         self.profile_is_on, self._profiled_steps = True, 0
         self._timeline, self._unprofiled_every = timeline, unprofiled_every
+        for _ in range(self.steps_ahead_of_a_profile):
+            self._unclaimed += [output for request in list(self._running) if (output := self._advance(request))]
         self.profiles.append(fusion)
         self.num_unfinished_at_start.append(len(self._waiting) + len(self._running))
 

@@ -341,6 +341,25 @@ async def test_ids_of_clients_and_of_profiled_sequences_are_apart(serve: Serve) 
         assert "".join([event.delta.text async for event in rest_of(live)]) == "ababab"
 
 
+@pytest.mark.parametrize("steps_ahead", [1, 64])
+async def test_a_stream_that_leaves_when_steps_were_launched_ahead(serve: Serve, steps_ahead: int) -> None:
+    """They are done when the profile starts; what they gave comes after the end of the request, which may be in them."""
+    llm = FakeLLM(gated=True)
+    llm.steps_ahead_of_a_profile = steps_ahead
+    async with serve(llm) as served:
+        leaving = served.stub.Generate(generate(max_tokens=50))
+        staying = served.stub.Generate(generate(max_tokens=200))
+        await served.step_until(lambda status: status.engine.num_running == 2)
+        running = served.stub.Profile(profile())
+        await served.until(lambda status: status.profiling)
+        leaving.cancel()
+        await served.until(lambda status: status.counters.cancelled == 1)
+        served.llm.open_gate()
+        assert (await _read(running))[-1].HasField("summary")
+        assert "".join([event.delta.text async for event in staying]) == "ab" * 100
+        assert (await served.status()).state == api.SERVER_STATE_READY
+
+
 # ---- detail --------------------------------------------------------------------------------------------------------
 
 
