@@ -343,7 +343,7 @@ async def test_ids_of_clients_and_of_profiled_sequences_are_apart(serve: Serve) 
 
 @pytest.mark.parametrize("steps_ahead", [1, 64])
 async def test_a_stream_that_leaves_when_steps_were_launched_ahead(serve: Serve, steps_ahead: int) -> None:
-    """They are done when the profile starts; what they gave comes after the end of the request, which may be in them."""
+    """They are done when the profile starts; what they gave comes after the end of the request."""
     llm = FakeLLM(gated=True)
     llm.steps_ahead_of_a_profile = steps_ahead
     async with serve(llm) as served:
