@@ -17,50 +17,50 @@ from numba_engine.scheduling.sequence import Sequence
 def build_batch(step: Seq[ScheduledSequence], block_size: int, backend: Backend) -> Batch:
     """Lay the new tokens of the step's sequences end to end.
 
-    What there is one of per sequence is counted in lists: for the few of a step they are faster than arrays.
+    Everything is counted in lists, which for the few tokens of most steps are faster than arrays, and goes to the
+    backend in one piece, as each upload costs the same whatever its size.
     """
-
-    def int32(values: Seq[int] | np.ndarray) -> Array:
-        return backend.upload(np.asarray(values, dtype=np.int32))
-
-    query_lens = [scheduled.num_new_tokens for scheduled in step]
-    context_lens = [scheduled.sequence.num_computed_tokens + scheduled.num_new_tokens for scheduled in step]
-    cu_seqlens_q = list(accumulate(query_lens, initial=0))
-    positions = np.concatenate(
-        [np.arange(end - length, end) for end, length in zip(context_lens, query_lens, strict=True)]
-    )
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slot_mapping: list[int] = []
+    cu_seqlens_q, context_lens, logit_rows = [0], [], []
+    for scheduled in step:
+        sequence, table = scheduled.sequence, scheduled.sequence.block_table
+        first, end = sequence.num_computed_tokens, sequence.num_computed_tokens + scheduled.num_new_tokens
+        token_ids += sequence.token_ids[first:end]
+        positions += range(first, end)
+        slot_mapping += [table[i // block_size] * block_size + i % block_size for i in range(first, end)]
+        cu_seqlens_q.append(len(token_ids))
+        context_lens.append(end)
+        if scheduled.wants_token:
+            logit_rows.append(len(token_ids) - 1)
+    columns = (token_ids, positions, slot_mapping, cu_seqlens_q, context_lens, logit_rows)
+    whole = backend.upload(np.array([value for column in columns for value in column], dtype=np.int32))
+    ends = list(accumulate(map(len, columns)))
+    parts = [whole[end - len(column) : end] for end, column in zip(ends, columns, strict=True)]
     block_tables = _block_tables([scheduled.sequence for scheduled in step], context_lens, block_size)
-    sequence_of_row = np.repeat(np.arange(len(step)), query_lens)
-    block, offset = np.divmod(positions, block_size)
-    logit_rows = [end - 1 for end, scheduled in zip(cu_seqlens_q[1:], step, strict=True) if scheduled.wants_token]
     return Batch(
-        token_ids=int32([token_id for scheduled in step for token_id in _new_token_ids(scheduled)]),
-        positions=int32(positions),
-        slot_mapping=int32(block_tables[sequence_of_row, block] * block_size + offset),
-        cu_seqlens_q=int32(cu_seqlens_q),
-        context_lens=int32(context_lens),
-        block_tables=int32(block_tables),
-        logit_rows=int32(logit_rows),
-        num_tokens=cu_seqlens_q[-1],
+        token_ids=parts[0],
+        positions=parts[1],
+        slot_mapping=parts[2],
+        cu_seqlens_q=parts[3],
+        context_lens=parts[4],
+        block_tables=backend.upload(block_tables),
+        logit_rows=parts[5],
+        num_tokens=len(token_ids),
         num_seqs=len(step),
         num_logits=len(logit_rows),
-        max_query_len=max(query_lens),
+        max_query_len=max(scheduled.num_new_tokens for scheduled in step),
         max_context_len=max(context_lens),
     )
-
-
-def _new_token_ids(scheduled: ScheduledSequence) -> list[int]:
-    first = scheduled.sequence.num_computed_tokens
-    return scheduled.sequence.token_ids[first : first + scheduled.num_new_tokens]
 
 
 def _block_tables(sequences: Seq[Sequence], context_lens: Seq[int], block_size: int) -> np.ndarray:
     """``[S, max_blocks]``: only the blocks that hold this step's context, padded with 0."""
     num_blocks = [-(-length // block_size) for length in context_lens]
-    tables = np.zeros((len(sequences), max(num_blocks)), dtype=np.int32)
-    for row, sequence, count in zip(tables, sequences, num_blocks, strict=True):
-        row[:count] = sequence.block_table[:count]
-    return tables
+    width = max(num_blocks)
+    tables = [s.block_table[:count] + [0] * (width - count) for s, count in zip(sequences, num_blocks, strict=True)]
+    return np.array(tables, dtype=np.int32)
 
 
 class SamplingBatches:
