@@ -249,7 +249,7 @@ def test_profile_table(run: Run, service: FakeService) -> None:
     assert figures["limit"] == "357.1 tok/s at the 35.0 GB/s that this machine reads, measured"
     assert figures["reached"] == "56% of that limit"
     assert figures["arithmetic idle"] == "87.5% of decode time, by formula of 0.4 TFLOPS (int8 dot products)"
-    assert figures["host"] == "1.00 ms a decode step, 200.0 µs of it between ops; launches: 30"
+    assert figures["host"] == "1.00 ms a decode step, 200.0 µs between ops; launches: 30"
     assert figures["looking cost"] == "30.0 µs a decode step; subtracted above"
     assert figures["a step"] == "4.90 ms without looking, 5.00 ms with it (4.00 ms in ops)"
     assert figures["memory"] == "500.0 MB of the process; weights 98.0 MB, KV 3.0 MB of 1.0 GB in use"

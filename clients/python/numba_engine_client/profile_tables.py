@@ -123,7 +123,7 @@ def _figures(device: pb.ProfiledDevice, summary: pb.ProfileSummary) -> Iterator[
         of = f" of {peaks[0].value:,.3g} TFLOPS ({peaks[0].name})" if peaks else ""
         yield "arithmetic idle", f"{summary.decode_arithmetic_idle_share:.1%}", f"of decode time, by formula{of}"
     if summary.num_decode_steps:
-        gaps = f"a decode step, {duration(summary.launch_gap_s_per_step)} of it between ops"
+        gaps = f"a decode step, {duration(summary.launch_gap_s_per_step)} between ops"
         yield "host", duration(summary.host_s_per_step), f"{gaps}; launches: {summary.launches_per_step:,.0f}"
         yield "looking cost", duration(summary.overhead_s_per_step), "a decode step; subtracted above"
     if summary.num_unprofiled_steps:
