@@ -47,12 +47,15 @@ from numba_engine.storage import StoredTensor
 
 Clock = Callable[[], float]
 
-_CALIBRATION_CALLS = 2000
-_CALIBRATION_ROUNDS = 5
+_CALIBRATION_CALLS = 60
+_CALIBRATION_BYTES = 2 << 20
+"""Read before each: about what one op of a small model streams, and more than the caches next to a core hold."""
 
 
 _Call = tuple[str, int | None, tuple[Any, ...], float, float]
 """One recorded call: the op, its layer, what it was given, and when it began and ended by the host's clock."""
+
+_PHASES = ("norm_qkv_rope_store", "norm_gate_up_silu", "norm_lm_head")
 
 _AFTER_HOST = ("embedding", "sample")
 """Ops before which the host does other things than to call them."""
@@ -113,10 +116,9 @@ class Recorder(Backend):
         self.kv_cache_dtype = inner.kv_cache_dtype
         self.quantized_matmul_dtype = inner.quantized_matmul_dtype
         self.kv_cache_share = inner.kv_cache_share
-        self._fusion = fusion
+        self._unseen = inner if fusion else _textbook(inner)
         self._fused = {
-            phase: fusion and getattr(type(inner), phase) is not getattr(Backend, phase)
-            for phase in ("norm_qkv_rope_store", "norm_gate_up_silu", "norm_lm_head")
+            phase: fusion and getattr(type(inner), phase) is not getattr(Backend, phase) for phase in _PHASES
         }
         self._clock = clock
         self._calls: list[_Call] = []
@@ -124,8 +126,7 @@ class Recorder(Backend):
         self._recording = True
         self._waits = inner.num_threads == 0  # else ops are done when they return
         on_device = inner.counter is not None or inner.timer is not None
-        self._run_recorded: Callable[..., Any] = self._run_on_device if on_device else self._run_by_clock
-        self._run = self._run_recorded
+        self._run: Callable[..., Any] = self._run_on_device if on_device else self._run_by_clock
         self._timeline = timeline
         self._unprofiled_every = unprofiled_every
         self._num_decode_steps = 0
@@ -161,8 +162,7 @@ class Recorder(Backend):
         self._num_decode_steps += is_decode
         every = self._unprofiled_every
         self._recording = not (every and is_decode and self._num_decode_steps % every == 0)
-        self._run = self._run_recorded if self._recording else _run_unseen
-        return self if self._recording or not self._fusion else self.inner
+        return self if self._recording else self._unseen
 
     def take_step(
         self, *, index: int, num_prefill_tokens: int, num_decode_tokens: int, num_seqs: int, time_s: float
@@ -285,8 +285,12 @@ class Recorder(Backend):
         return result
 
     def _calibrate(self) -> tuple[float, float]:
-        """(seconds of a recorded call's interval that are not the op's, seconds it costs in all beyond the op)."""
+        """(seconds of a recorded call's interval that are not the op's, seconds it costs in all beyond the op).
+
+        Each call follows on reading memory, as ops do: what looking takes from the caches must come back from memory.
+        """
         none = np.empty(0)
+        weights = np.zeros(_CALIBRATION_BYTES, np.uint8)
 
         def op(out: Array, x: Array, weight: Array, eps: float) -> None: ...
 
@@ -294,16 +298,20 @@ class Recorder(Backend):
             self._run("rms_norm", op, out, x, weight, eps)
 
         def cost(call: Callable[..., None]) -> float:
-            start = self._clock()
+            times = []
             for _ in range(_CALIBRATION_CALLS):
+                weights.max()
+                start_s = self._clock()
                 call(none, none, none, 0.0)
-            return (self._clock() - start) / _CALIBRATION_CALLS
+                times.append(self._clock() - start_s)
+            return median(times)
 
-        bare = min(cost(op) for _ in range(_CALIBRATION_ROUNDS))
-        whole = min(cost(recorded) for _ in range(_CALIBRATION_ROUNDS))
-        interval = median(end_s - start_s for _, _, _, start_s, end_s in self._calls)
+        cost(recorded)  # imports and first times
         self._calls.clear()
-        return max(interval - bare, 0.0), max(whole - bare, 0.0)
+        bare_s, whole_s = cost(op), cost(recorded)
+        interval_s = median(end_s - start_s for _, _, _, start_s, end_s in self._calls)
+        self._calls.clear()
+        return max(interval_s - bare_s, 0.0), max(whole_s - bare_s, 0.0)
 
     # ---- memory: not recorded --------------------------------------------------------------------------------------
 
@@ -405,8 +413,12 @@ class Recorder(Backend):
             super().norm_lm_head(*args)
 
 
-def _run_unseen(name: str, op: Callable[..., Any], *args: Any) -> Any:
-    return op(*args)
+def _textbook(backend: Backend) -> Backend:
+    """The same backend, but every phase is composed of its ops."""
+    phases = {phase: getattr(Backend, phase) for phase in _PHASES}
+    textbook: Backend = object.__new__(type("Textbook", (type(backend),), phases))
+    textbook.__dict__ = backend.__dict__
+    return textbook
 
 
 class _TrafficKeys(dict[type, Callable[[Any], Any]]):
