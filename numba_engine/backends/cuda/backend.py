@@ -15,12 +15,14 @@ from numba_engine.backends.base import (
     AttentionShape,
     Batch,
     KVCacheLayer,
+    LayerWeights,
     RopeTable,
     Sampled,
     SamplingBatch,
     Weight,
     WeightSegment,
 )
+from numba_engine.backends.cuda import phases
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.device import Device, DeviceArray
 from numba_engine.backends.cuda.kernels import sample as sampling_kernels
@@ -30,6 +32,9 @@ from numba_engine.backends.cuda.kernels.embedding import embedding
 from numba_engine.backends.cuda.kernels.gather_rows import gather_rows
 from numba_engine.backends.cuda.kernels.head_norm import head_norm
 from numba_engine.backends.cuda.kernels.linear import Segment, linear
+from numba_engine.backends.cuda.kernels.norm_gate_up_silu import norm_gate_up_silu
+from numba_engine.backends.cuda.kernels.norm_linear import norm_linear
+from numba_engine.backends.cuda.kernels.norm_qkv_rope_store import Destination, norm_qkv_rope_store
 from numba_engine.backends.cuda.kernels.packing import looked_up_row_bytes, pack
 from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.kernels.rms_norm import rms_norm
@@ -67,6 +72,7 @@ class CudaBackend(ReplayBackend):
             config.kv_cache_dtype == "auto" and config.activation_dtype == "float32"
         )
         self.kv_cache_dtype = np.dtype(np.float32 if is_float32 else np.float16)
+        self._fusion = config.fusion
         self._counts = self.upload(np.zeros((1, 1), np.uint32))
         self._arrivals = self.upload(np.zeros(64 * config.max_num_seqs, np.uint32))
 
@@ -256,6 +262,59 @@ class CudaBackend(ReplayBackend):
         if arrays.changes_logits and (self._counts.shape[0] < rows or self._counts.shape[1] != vocab):
             self._counts = self.upload(np.zeros((rows, vocab), np.uint32))
         return self._counts.on_device
+
+    # ---- phases ------------------------------------------------------------------------------------------------------
+
+    def norm_qkv_rope_store(
+        self,
+        qkv: Array,
+        normed: Array,
+        residual: Array,
+        layer: LayerWeights,
+        cache: KVCacheLayer,
+        batch: Batch,
+        table: RopeTable,
+        shape: AttentionShape,
+    ) -> None:
+        """The k and v columns of ``qkv`` are undefined after it."""
+        segments, num_rows = _segments(layer.qkv_proj), residual.shape[0]
+        arrays = _on_device(residual), segments, _on_device(layer.input_norm)
+        bias = None if layer.qkv_bias is None else _on_device(layer.qkv_bias)
+        if not (self._fusion and phases.fuses_norm(num_rows, segments)):
+            super().norm_qkv_rope_store(qkv, normed, residual, layer, cache, batch, table, shape)
+        elif layer.q_norm is None and layer.k_norm is None and phases.fuses_rope(num_rows, segments, shape):
+            caches = cache.k, cache.v, batch.slot_mapping
+            to = Destination(*map(_on_device, (qkv, *caches, batch.positions, table.cos, table.sin)))
+            norm_qkv_rope_store(self.device, to, *arrays, bias, shape)
+        else:
+            norm_linear(self.device, _on_device(qkv), *arrays, shape.rms_norm_eps, bias=bias)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                self.head_norm(qkv, layer.q_norm, layer.k_norm, shape)
+            self.rope(qkv, batch.positions, table, shape)
+            self.store_kv(cache, qkv, batch.slot_mapping, shape)
+
+    def norm_gate_up_silu(
+        self, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, layer: LayerWeights, eps: float
+    ) -> None:
+        segments, (num_rows, size) = _segments(layer.gate_up_proj), mlp_out.shape
+        arrays = _on_device(residual), segments, _on_device(layer.post_attention_norm)
+        if not (self._fusion and phases.fuses_norm(num_rows, segments)):
+            super().norm_gate_up_silu(mlp_out, gate_up, normed, residual, layer, eps)
+        elif phases.fuses_silu(num_rows, segments, size):
+            norm_gate_up_silu(self.device, _on_device(mlp_out), *arrays, eps)
+        else:
+            norm_linear(self.device, _on_device(gate_up), *arrays, eps)
+            self.silu_and_mul(mlp_out, gate_up)
+
+    def norm_lm_head(
+        self, logits: Array, last: Array, residual: Array, rows: Array, final_norm: Array, lm_head: Weight, eps: float
+    ) -> None:
+        segments = _segments(lm_head)
+        if not (self._fusion and phases.fuses_norm(logits.shape[0], segments)):
+            super().norm_lm_head(logits, last, residual, rows, final_norm, lm_head, eps)
+            return
+        arrays = _on_device(logits), _on_device(residual), segments, _on_device(final_norm)
+        norm_linear(self.device, *arrays, eps, rows=_on_device(rows))
 
 
 def _on_device(array: Array) -> DeviceArray:

@@ -60,6 +60,7 @@ class Device(Protocol):
 
     name: str
     compute_capability: tuple[int, int]
+    multiprocessors: int
 
     def empty(self, shape: tuple[int, ...], dtype: Any, name: str = "") -> DeviceArray:
         """Uninitialised memory. The name appears in reports and errors. Raises OutOfMemoryError with the numbers."""

@@ -31,6 +31,8 @@ MAX_THREADS = 1024
 STATIC_SHARED_LIMIT = 48 * 1024
 SHARED_LIMIT = {(8, 0): 163 * 1024, (8, 6): 99 * 1024, (8, 9): 99 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}
 PARAM_BANK_BYTES = 4096
+MULTIPROCESSORS = 132
+"""What an H200 has: for launchers that ask how many blocks are resident."""
 DEFAULT_LANES = 16384
 """Lanes of a batch: enough to amortise NumPy's call cost, few enough for registers to stay in cache."""
 
@@ -178,6 +180,7 @@ class PtxDevice:
     ) -> None:
         self.name = f"PTX executor, cc {compute_capability[0]}.{compute_capability[1]}"
         self.compute_capability = compute_capability
+        self.multiprocessors = MULTIPROCESSORS
         self.checks = checks or Checks()
         self.lanes = lanes
         self.arena = Arena(memory_bytes, track_initialised=self.checks.uninitialised_global)

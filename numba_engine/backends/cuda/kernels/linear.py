@@ -23,11 +23,9 @@ from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.linear_f32 import ROWS, linear_f32_kernel
 from numba_engine.backends.cuda.kernels.packing import num_tiles
-from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, TOKENS, stream, tokens_for
+from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.storage import StorageFormat
-
-COLUMNS = TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +38,12 @@ class Segment:
 
 
 @cuda.jit(device=True, inline="always")
-def _neighbours(pair, shape):  # type: ignore[no-untyped-def]
+def neighbours(pair, shape):  # type: ignore[no-untyped-def]
     return uint32(pair * uint32(2)), uint32(pair * uint32(2) + uint32(1))
 
 
 @cuda.jit(device=True, inline="always")
-def _finish(arguments, pair, row, token, a, b):  # type: ignore[no-untyped-def]
+def write_outputs(arguments, pair, row, token, a, b):  # type: ignore[no-untyped-def]
     out, bias, out_features, out_stride, out_offset, add, has_bias = arguments
     column = uint32(pair * uint32(32) + row)
     _write(out, bias, token, column, a, out_features, out_stride, out_offset, add, has_bias)
@@ -66,7 +64,7 @@ def _write(out, bias, token, column, value, out_features, out_stride, out_offset
 @cache
 def linear_kernel(format: StorageFormat, tokens: int) -> Kernel:
     """The kernel of one storage format that serves ``tokens`` rows of x a pass."""
-    body = stream(format, tokens, _neighbours, _finish)
+    body = stream(format, tokens, neighbours, write_outputs)
 
     def linear(  # type: ignore[no-untyped-def]
         out, x, weights, bias, num_rows, in_features, out_features, num_pairs, out_stride, out_offset, add, has_bias
@@ -108,6 +106,6 @@ def linear(
         else:
             tokens, pairs = tokens_for(num_rows), num_tiles(segment.num_rows) // 2
             kernel = linear_kernel(segment.format, tokens)
-            grid = pairs, -(-num_rows // tokens)
+            grid = stream_grid(device, pairs, num_rows, tokens)
             device.launch(kernel, grid, [*arrays, *sizes, pairs, *rest, int(bias is not None)])
         first_feature += segment.num_rows

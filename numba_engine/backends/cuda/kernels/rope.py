@@ -24,6 +24,11 @@ from numba_engine.backends.cuda.kernels.intrinsics import fma
 THREADS = 128
 
 
+@cuda.jit(device=True, inline="always")
+def rotate(a, b, cos, sin):  # type: ignore[no-untyped-def]
+    return fma(a, cos, -float32(b * sin)), fma(b, cos, float32(a * sin))
+
+
 @cache
 def rope_kernel() -> Kernel:
     def rope(qkv, positions, cos_table, sin_table, stride, num_pairs, half):  # type: ignore[no-untyped-def]
@@ -37,8 +42,7 @@ def rope_kernel() -> Kernel:
         cos, sin = cos_table[place], sin_table[place]
         first = uint32(token * stride + head * half * uint32(2) + i)
         a, b = qkv[first], qkv[uint32(first + half)]
-        qkv[first] = fma(a, cos, -float32(b * sin))
-        qkv[uint32(first + half)] = fma(b, cos, float32(a * sin))
+        qkv[first], qkv[uint32(first + half)] = rotate(a, b, cos, sin)
 
     arguments = (float32[::1], int32[::1], float32[::1], float32[::1], uint32, uint32, uint32)
     return Kernel("rope", rope, arguments, THREADS)

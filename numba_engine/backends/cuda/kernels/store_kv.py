@@ -24,6 +24,14 @@ from numba_engine.backends.cuda.kernels.intrinsics import float_to_half
 THREADS = 256
 
 
+@cuda.jit(device=True, inline="always")
+def head_in_slot(slot, head, num_kv_heads, head_dim, block_size):  # type: ignore[no-untyped-def]
+    """Where the head's elements of a slot begin in a cache."""
+    block = uint32(slot // block_size)
+    row = uint32(uint32(block * num_kv_heads + head) * block_size + (slot - block * block_size))
+    return uint32(row * head_dim)
+
+
 @cache
 def store_kv_kernel(is_half: bool) -> Kernel:
     convert = float_to_half if is_half else float32
@@ -37,9 +45,7 @@ def store_kv_kernel(is_half: bool) -> Kernel:
         if slot_mapping[token] < 0:
             return
         slot = uint32(slot_mapping[token])
-        block = uint32(slot // block_size)
-        row = uint32(uint32(block * num_kv_heads + head) * block_size + (slot - block * block_size))
-        place = uint32(row * head_dim + (i - head * head_dim))
+        place = uint32(head_in_slot(slot, head, num_kv_heads, head_dim, block_size) + (i - head * head_dim))
         k = uint32(token * stride + num_heads * head_dim + i)
         k_cache[place] = convert(qkv[k])
         v_cache[place] = convert(qkv[uint32(k + num_kv_heads * head_dim)])

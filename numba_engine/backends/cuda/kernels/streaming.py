@@ -24,6 +24,7 @@ from typing import Any
 from numba import cuda
 from numba.cuda.types import float32, uint32
 
+from numba_engine.backends.cuda.device import Device
 from numba_engine.backends.cuda.kernels.intrinsics import as_bits, as_float, load_quad, multiply
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.planes import float_planes, int8_planes
@@ -38,6 +39,12 @@ MIN_BLOCKS = 2
 TOKENS = (1, 4, 8, 16)
 """Rows of x that one pass over the weights serves."""
 _NONE = 0xFFFFFFFF
+
+
+def stream_grid(device: Device, num_pairs: int, num_rows: int, tokens: int) -> tuple[int, int]:
+    """As many blocks as are resident at once, each with as many pairs of tiles as any other, or one fewer."""
+    pairs_per_block = -(-num_pairs // (MIN_BLOCKS * device.multiprocessors))
+    return -(-num_pairs // pairs_per_block), -(-num_rows // tokens)
 
 
 def tokens_for(num_rows: int) -> int:
@@ -55,21 +62,35 @@ def read_plain(memory, x, source, token, first_row, num_rows, column):  # type: 
 
 
 @cuda.jit(device=True, inline="always")
-def read_normed(memory, x, source, token, first_row, num_rows, column):  # type: ignore[no-untyped-def]
-    """As ``read_plain``, of the RMSNorm of x. ``source`` is (in_features, norm weight, where 1/rms are, eps)."""
-    quad = (float32(0), float32(0), float32(0), float32(0))
-    row = uint32(first_row + token)
-    if row < num_rows:
-        scale = as_float(memory[uint32(source[2] + token)])
-        v = load_quad(x, uint32(row * source[0] + column))
-        w = load_quad(source[1], column)
-        quad = (
-            multiply(multiply(v[0], scale), w[0]),
-            multiply(multiply(v[1], scale), w[1]),
-            multiply(multiply(v[2], scale), w[2]),
-            multiply(multiply(v[3], scale), w[3]),
-        )
-    return quad
+def own_row(norm, row):  # type: ignore[no-untyped-def]
+    return row
+
+
+@cuda.jit(device=True, inline="always")
+def listed_row(norm, row):  # type: ignore[no-untyped-def]
+    return uint32(norm[2][row])
+
+
+def _normed(row_of: Any) -> Any:
+    @cuda.jit(device=True, inline="always")
+    def read(memory, x, source, token, first_row, num_rows, column):  # type: ignore[no-untyped-def]
+        """As ``read_plain``, of the RMSNorm of x. ``source`` is (in_features, norm, where the 1/rms are)."""
+        quad = (float32(0), float32(0), float32(0), float32(0))
+        row = uint32(first_row + token)
+        if row < num_rows:
+            norm = source[1]
+            scale = as_float(memory[uint32(source[2] + token)])
+            v = load_quad(x, uint32(row_of(norm, row) * source[0] + column))
+            w = load_quad(norm[0], column)
+            quad = (
+                multiply(multiply(v[0], scale), w[0]),
+                multiply(multiply(v[1], scale), w[1]),
+                multiply(multiply(v[2], scale), w[2]),
+                multiply(multiply(v[3], scale), w[3]),
+            )
+        return quad
+
+    return read
 
 
 def stream(
@@ -79,13 +100,16 @@ def stream(
     finish: Callable[..., None],
     *,
     is_normed: bool = False,
+    is_gathered: bool = False,
 ) -> Any:
     """The body of a kernel.
 
     tiles_of(pair, shape) gives the two tiles of a pair, and finish(arguments, pair, row, token, a, b) takes outputs
-    ``row`` of both, for row ``token`` of x. ``norm`` is (norm weight, eps) for ``is_normed``, else not looked at.
+    ``row`` of both, for row ``token`` of x. For ``is_normed`` what is multiplied is the RMSNorm of x, and ``norm`` is
+    (norm weight, eps), for ``is_gathered`` also the rows of x that are wanted.
     """
-    read = read_normed if is_normed else read_plain
+    row_of = listed_row if is_gathered else own_row
+    read = _normed(row_of) if is_normed else read_plain
     planes = (int8_planes if format.is_quantized else float_planes)(format, tokens, read)
     depth = 4 if tokens <= 4 and planes.tile_words <= 8 else 2  # what the registers hold
     step_words, set_words = planes.step_words, 2 * planes.tile_words
@@ -109,19 +133,19 @@ def stream(
     is_single, token_mask = tokens == 1, min(tokens, 4) - 1
 
     @cuda.jit(device=True, forceinline=True)
-    def normalise(memory, x, size, eps, first_row, num_rows, thread):  # type: ignore[no-untyped-def]
+    def normalise(memory, x, norm, size, first_row, num_rows, thread):  # type: ignore[no-untyped-def]
         """1/rms of every token to memory[norms_at : norms_at + tokens]."""
         for token in range(tokens):
             row = uint32(first_row + uint32(token))
             if row < num_rows:
-                squares = sum_of_squares(x, uint32(row * size), size)
+                squares = sum_of_squares(x, uint32(row_of(norm, row) * size), size)
                 if uint32(thread & uint32(31)) == uint32(0):
                     to = uint32(uint32(norms_at + tokens + 8 * token) + (thread >> uint32(5)))
                     memory[to] = as_bits(squares)
         cuda.syncthreads()
         if thread < uint32(tokens) and uint32(first_row + thread) < num_rows:
             first = uint32(uint32(norms_at + tokens) + thread * uint32(8))
-            memory[uint32(uint32(norms_at) + thread)] = as_bits(inverse_rms(memory, first, size, eps))
+            memory[uint32(uint32(norms_at) + thread)] = as_bits(inverse_rms(memory, first, size, norm[1]))
         cuda.syncthreads()
 
     def body(x, norm, weights, num_rows, in_features, num_pairs, shape, arguments):  # type: ignore[no-untyped-def]
@@ -148,8 +172,8 @@ def stream(
                 load(ring, set_words * j, weights, uint32(place_a + uint32(step_words * j)), 0, lane)
                 load(ring, set_words * j, weights, uint32(place_b + uint32(step_words * j)), 1, lane)
         if is_normed:
-            normalise(memory, x, in_features, norm[1], first_row, num_rows, thread)
-            source = (in_features, norm[0], uint32(norms_at))
+            normalise(memory, x, norm, in_features, first_row, num_rows, thread)
+            source = (in_features, norm, uint32(norms_at))
         else:
             source = (in_features,)  # type: ignore[assignment]
         prepare(memory, base, x, source, first_row, num_rows, first_column, end_column, lane)

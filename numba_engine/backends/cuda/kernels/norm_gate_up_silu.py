@@ -1,0 +1,57 @@
+"""norm_gate_up_silu: out = silu(gate) * up of gate, up = RMSNorm(x) @ weight.T; equal to the three ops, bit by bit.
+
+Arrays (flat): out float32 [num_rows, size]; x float32 [num_rows, in_features]; norm_weight float32 [in_features];
+weights uint32, packed, [2 size, in_features], gate rows first; size a multiple of 16.
+
+A block's two tiles are 16 rows of gate and the same rows of up, so that whoever adds up the one adds up the other.
+Normalised while staged, as ``norm_linear``. Bytes moved: weights once, x and norm_weight a few times a block, out once.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from numba import cuda
+from numba.cuda.types import float32, uint32
+
+from numba_engine.backends.cuda.compiler import Kernel
+from numba_engine.backends.cuda.device import Device, DeviceArray, flat
+from numba_engine.backends.cuda.kernels.linear import Segment
+from numba_engine.backends.cuda.kernels.packing import TILE_ROWS
+from numba_engine.backends.cuda.kernels.silu_and_mul import silu_times
+from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, stream, stream_grid, tokens_for
+from numba_engine.backends.cuda.kernels.unrolling import unroll_into
+from numba_engine.storage import StorageFormat
+
+
+@cuda.jit(device=True, inline="always")
+def _gate_and_up(pair, shape):  # type: ignore[no-untyped-def]
+    return pair, uint32(shape[0] + pair)
+
+
+@cuda.jit(device=True, inline="always")
+def _finish(arguments, pair, row, token, gate, up):  # type: ignore[no-untyped-def]
+    out, size = arguments
+    out[uint32(token * size + pair * uint32(16) + row)] = silu_times(gate, up)
+
+
+@cache
+def norm_gate_up_silu_kernel(format: StorageFormat, tokens: int) -> Kernel:
+    body = stream(format, tokens, _gate_and_up, _finish, is_normed=True)
+
+    def norm_gate_up_silu(out, x, norm_weight, weights, eps, num_rows, in_features, num_pairs, size):  # type: ignore[no-untyped-def]
+        return x, (norm_weight, eps), weights, num_rows, in_features, num_pairs, (num_pairs,), (out, size)
+
+    arguments = (float32[::1], float32[::1], float32[::1], uint32[::1], float32, *[uint32] * 4)
+    name = f"norm_gate_up_silu_{format.label.lower()}_x{tokens}"
+    return Kernel(name, unroll_into(norm_gate_up_silu, body), arguments, THREADS, MIN_BLOCKS)
+
+
+def norm_gate_up_silu(
+    device: Device, out: DeviceArray, x: DeviceArray, segments: list[Segment], norm_weight: DeviceArray, eps: float
+) -> None:
+    (segment,), (num_rows, size) = segments, out.shape
+    tokens, pairs = tokens_for(num_rows), size // TILE_ROWS
+    arguments = [flat(out), flat(x), norm_weight, segment.weights, eps, num_rows, x.shape[1], pairs, size]
+    kernel = norm_gate_up_silu_kernel(segment.format, tokens)
+    device.launch(kernel, stream_grid(device, pairs, num_rows, tokens), arguments)
