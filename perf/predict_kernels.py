@@ -1,4 +1,4 @@
-"""What the performance model predicts for decode steps of whole models on GPUs that are not here, as JSON.
+"""What the performance model predicts for steps of whole models on GPUs that are not here, as JSON.
 
 python -m perf.predict_kernels [--out perf/results/kernel_model_predicted.json]
 
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from numba_engine.profiling.decode_step import observe_decode
+from numba_engine.profiling.decode_step import ModelStep, observe_decode, observe_prefill
 from numba_engine.profiling.kernel_model import MODELLED_GPUS
 from numba_engine.profiling.observed_model import MODELS
 from numba_engine.profiling.step_tables import step_name, step_record
@@ -22,8 +23,6 @@ from numba_engine.storage import StorageFormat
 from perf.machine import describe
 
 FORMATS = (StorageFormat.BF16, StorageFormat.F16, StorageFormat.Q8_0, StorageFormat.Q4_0, StorageFormat.Q4_1)
-WORKLOADS = ((1, 128), (8, 128), (1, 8192))
-"""(sequences, context)"""
 
 
 def main() -> None:
@@ -44,15 +43,22 @@ def main() -> None:
             for gpu in gpus
         },
     }
-    steps = []
-    for model, format, (num_seqs, context) in product(MODELS, FORMATS, WORKLOADS):
-        if (num_seqs, context) != WORKLOADS[0] and format is not StorageFormat.BF16:
-            continue
-        step = observe_decode(model, format, (9, 0), num_seqs=num_seqs, context=context)
-        steps.append(step_record(step, gpus))
-        predicted = ", ".join(f"{gpu.gpu.key} {num_seqs / step.time_s(gpu):.0f} tok/s" for gpu in gpus)
+    records = []
+    for step in _steps():
+        records.append(step_record(step, gpus))
+        predicted = ", ".join(f"{gpu.gpu.key} {step.tokens_per_s(gpu):.0f} tok/s" for gpu in gpus)
         print(f"{step_name(step)}: {step.num_launches} launches, {step.moved_over_once:.4f} × the bytes; {predicted}")
-        options.out.write_text(json.dumps(facts | {"steps": steps}, indent=1) + "\n")
+        options.out.write_text(json.dumps(facts | {"steps": records}, indent=1) + "\n")
+
+
+def _steps() -> Iterator[ModelStep]:
+    for model, format in product(MODELS, FORMATS):
+        yield observe_decode(model, format, (9, 0), context=128)
+    for model, format, num_seqs in product(MODELS, (StorageFormat.BF16, StorageFormat.Q4_0), (8, 64)):
+        yield observe_decode(model, format, (9, 0), num_seqs=num_seqs, context=128)
+    for model in MODELS:
+        yield observe_decode(model, StorageFormat.BF16, (9, 0), context=8192)
+        yield observe_prefill(model, StorageFormat.BF16, (9, 0), num_tokens=512)
 
 
 if __name__ == "__main__":

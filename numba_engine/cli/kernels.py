@@ -16,7 +16,7 @@ from numba_engine.storage import StorageFormat
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.cards import KernelCard
-    from numba_engine.profiling.decode_step import DecodeStep
+    from numba_engine.profiling.decode_step import ModelStep
 
 _CCS = ("8.0", "8.9", "9.0", "10.0")
 _MODELS = ("llama-3-8b", "llama-3.2-1b")
@@ -53,6 +53,7 @@ _PREDICTED = (StorageFormat.BF16, StorageFormat.Q8_0, StorageFormat.Q4_0)
 )
 @click.option("--batch", type=click.IntRange(1, 256), default=1, show_default=True, help="Sequences in the step.")
 @click.option("--context", type=click.IntRange(2, 131072), default=512, show_default=True, help="Tokens each sees.")
+@click.option("--prompt", type=click.IntRange(1, 4096), help="Predict a prompt of so many tokens, not a decode step.")
 @click.option(
     "--gpu",
     "gpu_keys",
@@ -73,6 +74,7 @@ def kernels(
     formats: tuple[str, ...],
     batch: int,
     context: int,
+    prompt: int | None,
     gpu_keys: tuple[str, ...],
     fusion: bool,
     as_json: bool,
@@ -90,7 +92,7 @@ def kernels(
     Exits with 1 if a kernel or a step misses a target; the column "misses" says which.
     """
     require_packages("ptx", ("numba_cuda",), "pip install 'numba-engine[ptx]'")
-    from numba_engine.profiling.decode_step import observe_decode
+    from numba_engine.profiling.decode_step import observe_decode, observe_prefill
     from numba_engine.profiling.kernel_cards import kernel_cards
     from numba_engine.profiling.step_tables import step_record
 
@@ -103,8 +105,11 @@ def kernels(
     }
     if wanted and not any(cards.values()):
         raise click.UsageError(f"no kernel has {wanted!r} in its name")
+    cc = _numbers(ccs[0])
     steps = [
-        observe_decode(model, format, _numbers(ccs[0]), num_seqs=batch, context=context, fusion=fusion)
+        observe_decode(model, format, cc, num_seqs=batch, context=context, fusion=fusion)
+        if prompt is None
+        else observe_prefill(model, format, cc, num_tokens=prompt, fusion=fusion)
         for model in models
         for format in chosen or _PREDICTED
         if not wanted
@@ -129,16 +134,17 @@ def _print_cards(cards: dict[str, list[KernelCard]]) -> None:
         wide_console(_WIDTH).print(f"compute capability {cc}", _table(of_cc), "")
 
 
-def _print_steps(steps: list[DecodeStep], gpus: list[ModelledGpu]) -> None:
+def _print_steps(steps: list[ModelStep], gpus: list[ModelledGpu]) -> None:
     from numba_engine.profiling.step_tables import launch_table, step_name, step_table
 
     console = wide_console(_WIDTH)
     for step in steps:
         console.print(f"predicted: {step_name(step)}", launch_table(step, gpus), "")
     if steps:
-        console.print("predicted: decode steps", step_table(steps, gpus), "")
+        console.print("predicted", step_table(steps, gpus), "")
     for step in steps:
-        console.print(f"{step_name(step)}, {gpus[0].gpu.key}: {step.issue_sum(gpus[0])}")
+        if step.is_decode:
+            console.print(f"{step_name(step)}, {gpus[0].gpu.key}: {step.issue_sum(gpus[0])}")
 
 
 def _table(cards: list[KernelCard]) -> Table:

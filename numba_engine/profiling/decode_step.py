@@ -1,7 +1,8 @@
-"""A whole decode step of a real model, looked at launch by launch without a GPU, and how long it should take on one."""
+"""A whole step of a real model, looked at launch by launch without a GPU, and how long it should take on one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
@@ -10,6 +11,7 @@ from numba_engine.model.config import ModelConfig
 from numba_engine.profiling.forward_traffic import ForwardTraffic, TensorBits
 from numba_engine.profiling.kernel_model import ISSUE_PER_CLOCK, KernelWork, ModelledGpu, Prediction, predict
 from numba_engine.profiling.observed_model import KV, MODELS, TABLE, VECTOR, WEIGHT, ObservedModel
+from numba_engine.profiling.traffic import Traffic
 from numba_engine.storage import StorageFormat
 
 MAX_LAUNCHES_PER_LAYER, MAX_OTHER_LAUNCHES = 5, 4
@@ -59,17 +61,29 @@ class StepLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """One token for each of ``num_seqs`` sequences."""
+class ModelStep:
+    """One token for each of ``num_seqs`` sequences, or a prompt."""
 
     model: str
     num_layers: int
     format: StorageFormat
     num_seqs: int
+    query_len: int
+    """1: decode."""
     context: int
     launches: tuple[StepLaunch, ...]
     once_bytes: float
     """Weights, KV and activations, each once (``profiling/traffic.py``)."""
+    flops: float
+    """By the same formulas."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_seqs * self.query_len
+
+    @property
+    def is_decode(self) -> bool:
+        return self.query_len == 1
 
     @property
     def num_launches(self) -> int:
@@ -117,6 +131,9 @@ class DecodeStep:
         predictions = self.predictions(gpu, graph=graph)
         return sum(launch.count * p.time_s for launch, p in zip(self.launches, predictions, strict=True))
 
+    def tokens_per_s(self, gpu: ModelledGpu) -> float:
+        return self.num_tokens / self.time_s(gpu)
+
     def memory_share(self, gpu: ModelledGpu, *, graph: bool = True) -> float:
         """Weights and KV over the time, of the datasheet's bandwidth."""
         nbytes = sum(launch.count * launch.memory_bytes for launch in self.launches)
@@ -126,13 +143,14 @@ class DecodeStep:
         return IssueSum(self.instructions_per_weight_byte, gpu.bytes_per_clock)
 
     def misses(self, gpu: ModelledGpu) -> tuple[str, ...]:
-        """The targets this step does not reach."""
+        """The targets this step does not reach; those of launches, bytes and issue slots are of decode."""
+        most = MAX_LAUNCHES_PER_LAYER * self.num_layers + MAX_OTHER_LAUNCHES
         checks = (
-            ("launches", self.num_launches <= MAX_LAUNCHES_PER_LAYER * self.num_layers + MAX_OTHER_LAUNCHES),
-            ("bytes", self.moved_over_once <= MAX_MOVED_OVER_ONCE),
+            ("launches", not self.is_decode or self.num_launches <= most),
+            ("bytes", not self.is_decode or self.moved_over_once <= MAX_MOVED_OVER_ONCE),
             ("bank conflicts", self.bank_conflict_factor <= MAX_BANK_CONFLICTS),
             ("spills", self.spill_bytes == 0),
-            ("issue slots", self.issue_sum(gpu).fits),
+            ("issue slots", not self.is_decode or self.issue_sum(gpu).fits),
         )
         return tuple(name for name, reached in checks if not reached)
 
@@ -168,7 +186,7 @@ def observe_decode(
     num_seqs: int = 1,
     context: int = 512,
     fusion: bool = True,
-) -> DecodeStep:
+) -> ModelStep:
     """Look at a decode step of one of ``MODELS`` on a device of that compute capability. Some seconds.
 
     ``context`` is how many tokens each sequence sees, its new one included. Raises BackendUnavailableError without
@@ -176,9 +194,36 @@ def observe_decode(
     """
     config = MODELS[model]
     launches = ObservedModel(ObservingDevice(cc), config, format, fusion=fusion).decode(num_seqs, context)
+    return _model_step(model, format, launches, num_seqs, 1, context)
+
+
+def observe_prefill(
+    model: str, format: StorageFormat, cc: tuple[int, int], *, num_tokens: int, fusion: bool = True
+) -> ModelStep:
+    """As ``observe_decode``, one prompt up to its logits."""
+    launches = ObservedModel(ObservingDevice(cc), MODELS[model], format, fusion=fusion).prefill(num_tokens)
+    return _model_step(model, format, launches, 1, num_tokens, num_tokens)
+
+
+def _model_step(
+    model: str,
+    format: StorageFormat,
+    launches: Sequence[ObservedLaunch],
+    num_seqs: int,
+    query_len: int,
+    context: int,
+) -> ModelStep:
+    config = MODELS[model]
     counted = tuple(_step_launch(launch, 1 if launch.label in _ONCE else config.num_layers) for launch in launches)
-    once_bytes = _once_bytes(config, format, num_seqs, context)
-    return DecodeStep(model, config.num_layers, format, num_seqs, context, counted, once_bytes)
+    once = _traffic(config, format, num_seqs, query_len, context)
+    # Counted at a byte a key or value and two bytes an activation; here they are float16 and float32.
+    kv_bytes = 2 * (once.kv_read_bytes + once.kv_written_bytes)
+    activation_bytes = 2 * (once.activation_read_bytes + once.activation_written_bytes)
+    return ModelStep(
+        *(model, config.num_layers, format, num_seqs, query_len, context, counted),
+        once_bytes=once.weight_bytes + kv_bytes + activation_bytes,
+        flops=once.flops,
+    )
 
 
 _ONCE = frozenset({"embedding", "norm_lm_head", "sample"})
@@ -197,11 +242,7 @@ def _step_launch(observed: ObservedLaunch, count: int) -> StepLaunch:
     return StepLaunch(observed.label, observed, count, weights, kv, activations)
 
 
-def _once_bytes(config: ModelConfig, format: StorageFormat, num_seqs: int, context: int) -> float:
+def _traffic(config: ModelConfig, format: StorageFormat, num_seqs: int, query_len: int, context: int) -> Traffic:
     bits = format.block_bytes * 8 / format.block_size
-    counted = ForwardTraffic(config, TensorBits(bits, bits, bits, 32), num_seqs, 1, context)
-    total = counted.without_attention() + counted.attention()
-    # Counted at a byte a key or value and two bytes an activation; here they are float16 and float32.
-    kv_bytes = 2 * (total.kv_read_bytes + total.kv_written_bytes)
-    activation_bytes = 2 * (total.activation_read_bytes + total.activation_written_bytes)
-    return total.weight_bytes + kv_bytes + activation_bytes
+    counted = ForwardTraffic(config, TensorBits(bits, bits, bits, 32), num_seqs, query_len, context)
+    return counted.without_attention() + counted.attention()

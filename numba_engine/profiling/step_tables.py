@@ -1,4 +1,4 @@
-"""A predicted decode step as plain values and as tables."""
+"""A predicted step as plain values and as tables."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 from rich.table import Table
 
-from numba_engine.profiling.decode_step import DecodeStep
+from numba_engine.profiling.decode_step import ModelStep
 from numba_engine.profiling.kernel_model import ModelledGpu
 
 
-def step_record(step: DecodeStep, gpus: Sequence[ModelledGpu]) -> dict[str, Any]:
+def step_record(step: ModelStep, gpus: Sequence[ModelledGpu]) -> dict[str, Any]:
     """For JSON. Times and shares are predictions, everything else was counted."""
     return {
         "model": step.model,
         "format": step.format.label,
         "num_seqs": step.num_seqs,
+        "query_len": step.query_len,
         "context": step.context,
         "num_launches": step.num_launches,
         "moved_bytes": step.moved_bytes,
@@ -29,7 +30,7 @@ def step_record(step: DecodeStep, gpus: Sequence[ModelledGpu]) -> dict[str, Any]
     }
 
 
-def _predicted(step: DecodeStep, gpu: ModelledGpu) -> dict[str, Any]:
+def _predicted(step: ModelStep, gpu: ModelledGpu) -> dict[str, Any]:
     time_s = step.time_s(gpu)
     launches = [
         {
@@ -44,7 +45,8 @@ def _predicted(step: DecodeStep, gpu: ModelledGpu) -> dict[str, Any]:
     ]
     return {
         "time_s": time_s,
-        "tokens_per_s": step.num_seqs / time_s,
+        "tokens_per_s": step.num_tokens / time_s,
+        "tflops": step.flops / time_s / 1e12,
         "memory_share": step.memory_share(gpu),
         "issue_slots": step.issue_sum(gpu).slots,
         "misses": list(step.misses(gpu)),
@@ -52,7 +54,7 @@ def _predicted(step: DecodeStep, gpu: ModelledGpu) -> dict[str, Any]:
     }
 
 
-def launch_table(step: DecodeStep, gpus: Sequence[ModelledGpu]) -> Table:
+def launch_table(step: ModelStep, gpus: Sequence[ModelledGpu]) -> Table:
     """A row a launch: what it is, and for each GPU its time, its share of the bandwidth and what binds it.
 
     In flight are the bytes of one multiprocessor, on the GPU where they are most.
@@ -77,7 +79,7 @@ def launch_table(step: DecodeStep, gpus: Sequence[ModelledGpu]) -> Table:
     return table
 
 
-def step_table(steps: Sequence[DecodeStep], gpus: Sequence[ModelledGpu]) -> Table:
+def step_table(steps: Sequence[ModelStep], gpus: Sequence[ModelledGpu]) -> Table:
     """A row a step: what was counted, and for each GPU tokens a second, share of the bandwidth and issue slots."""
     table = _table(("step", "launches", "bytes", "conflicts", "spills", "instr/B"), left=1)
     for gpu in gpus:
@@ -92,18 +94,22 @@ def step_table(steps: Sequence[DecodeStep], gpus: Sequence[ModelledGpu]) -> Tabl
             f"{step.bank_conflict_factor:.3f}",
             str(step.spill_bytes),
             f"{step.instructions_per_weight_byte:.4f}",
-            *(
-                f"{step.num_seqs / step.time_s(gpu):5.0f} tok/s {step.memory_share(gpu):4.0%}"
-                f" {step.issue_sum(gpu).slots:4.1f}/4"
-                for gpu in gpus
-            ),
+            *(_of_gpu(step, gpu) for gpu in gpus),
             ", ".join(misses),
         )
     return table
 
 
-def step_name(step: DecodeStep) -> str:
-    return f"{step.model} {step.format.label} {step.num_seqs} × {step.context}"
+def _of_gpu(step: ModelStep, gpu: ModelledGpu) -> str:
+    rate = f"{step.tokens_per_s(gpu):5.0f} tok/s"
+    if not step.is_decode:
+        return f"{rate} {step.flops / step.time_s(gpu) / 1e12:4.0f} TFLOPS"
+    return f"{rate} {step.memory_share(gpu):4.0%} {step.issue_sum(gpu).slots:4.1f}/4"
+
+
+def step_name(step: ModelStep) -> str:
+    what = f"decode {step.num_seqs} × {step.context}" if step.is_decode else f"prompt of {step.context}"
+    return f"{step.model} {step.format.label} {what}"
 
 
 def _table(names: Sequence[str], *, left: int) -> Table:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from numba_engine.backends.cuda.ptxas import find_ptxas
 from numba_engine.cli import cli
 from numba_engine.profiling import decode_step
-from numba_engine.profiling.decode_step import DecodeStep, IssueSum, observe_decode
+from numba_engine.profiling.decode_step import IssueSum, ModelStep, observe_decode
 from numba_engine.profiling.kernel_model import MODELLED_GPUS
 from numba_engine.profiling.step_tables import step_record
 from numba_engine.storage import StorageFormat
@@ -23,35 +23,34 @@ MATRICES = 16 * (3072 * 2048 + 2048 * 2048 + 2 * 8192 * 2048 + 2048 * 8192) + 12
 
 
 @pytest.fixture(scope="module")
-def step() -> DecodeStep:
+def step() -> ModelStep:
     return observe_decode("llama-3.2-1b", StorageFormat.BF16, (9, 0), context=513)
 
 
-def test_every_weight_is_read_once_from_memory(step: DecodeStep) -> None:
+def test_every_weight_is_read_once_from_memory(step: ModelStep) -> None:
     """Matrices, 33 norms and one row of the embedding, which may lie among others."""
     counted = sum(launch.count * launch.weight_bytes for launch in step.launches)
     assert 2 * MATRICES + 33 * 2048 * 4 + 2048 * 2 <= counted <= 2 * MATRICES + 33 * 2048 * 4 + 2 * 2048 * 2
 
 
-def test_every_key_and_value_is_read_once(step: DecodeStep) -> None:
+def test_every_key_and_value_is_read_once(step: ModelStep) -> None:
     """513 tokens, 8 heads of 64, float16, k and v, 16 layers; the new ones are written too."""
     counted = sum(launch.count * launch.kv_bytes for launch in step.launches)
     assert counted == pytest.approx(514 * 8 * 64 * 2 * 2 * 16, rel=0.03)  # whole blocks of 16 tokens
 
 
-@pytest.mark.xfail(reason="needs one launch a phase", strict=False)
-def test_a_layer_is_five_launches(step: DecodeStep) -> None:
+def test_a_layer_is_five_launches(step: ModelStep) -> None:
     assert step.num_launches <= 5 * 16 + 4
 
 
-def test_a_step_reaches_its_targets(step: DecodeStep) -> None:
+def test_a_step_reaches_its_targets(step: ModelStep) -> None:
     assert 0.99 < step.moved_over_once <= 1.02
     assert step.bank_conflict_factor <= 1.02
     assert step.spill_bytes == 0
-    assert set(step.misses(H200)) <= {"launches"}
+    assert step.misses(H200) == ()
 
 
-def test_at_full_bandwidth_all_instructions_can_be_issued(step: DecodeStep) -> None:
+def test_at_full_bandwidth_all_instructions_can_be_issued(step: ModelStep) -> None:
     total = step.issue_sum(H200)
     assert total.bytes_per_clock == pytest.approx(4.8e12 / 132 / 1.83e9)
     assert 1 / 512 < total.instructions_per_byte < 0.2
@@ -60,27 +59,28 @@ def test_at_full_bandwidth_all_instructions_can_be_issued(step: DecodeStep) -> N
     assert f"= {total.slots:.2f} of 4 issue slots" in str(total)
 
 
-def test_times_of_launches_add_up_and_no_gpu_beats_its_memory(step: DecodeStep) -> None:
+def test_times_of_launches_add_up_and_no_gpu_beats_its_memory(step: ModelStep) -> None:
     for gpu in MODELLED_GPUS.values():
         record = step_record(step, [gpu])["predicted"][gpu.gpu.key]
         total = sum(launch["count"] * launch["time_s"] for launch in record["launches"])
         assert record["time_s"] == pytest.approx(total)
         assert record["time_s"] > 2 * MATRICES / gpu.bandwidth
         assert record["tokens_per_s"] == pytest.approx(1 / record["time_s"])
+        assert record["tflops"] == pytest.approx(2 * MATRICES / record["time_s"] / 1e12, rel=0.05)
         assert 0.3 < record["memory_share"] < 0.93
 
 
-def test_the_head_streams_its_weights_at_nearly_the_speed_of_a_plain_read(step: DecodeStep) -> None:
+def test_the_head_streams_its_weights_at_nearly_the_speed_of_a_plain_read(step: ModelStep) -> None:
     head = max(range(len(step.launches)), key=lambda i: step.launches[i].weight_bytes)
-    assert step.launches[head].weight_bytes == 128256 * 2048 * 2
+    assert step.launches[head].weight_bytes - 128256 * 2048 * 2 in (0, 2048 * 4), "with its norm, if that is fused"
     for gpu in MODELLED_GPUS.values():
         assert step.predictions(gpu)[head].memory_share > 0.85
 
 
-def test_the_command_predicts_steps(step: DecodeStep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_predicts_steps(step: ModelStep, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def observed(*args: object, **options: object) -> DecodeStep:
+    def observed(*args: object, **options: object) -> ModelStep:
         asked.append((args, options))
         return step
 
@@ -96,5 +96,5 @@ def test_the_command_predicts_steps(step: DecodeStep, monkeypatch: pytest.Monkey
     assert list(record["predicted"]) == ["a100-80gb"]
     assert result.exit_code == bool(record["predicted"]["a100-80gb"]["misses"])
     table = CliRunner().invoke(cli, arguments.split()).output
-    assert "llama-3.2-1b BF16 1 × 513" in table
+    assert "llama-3.2-1b BF16 decode 1 × 513" in table
     assert "of 4 issue slots" in table

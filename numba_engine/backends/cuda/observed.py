@@ -1,9 +1,9 @@
 """A device that looks at launches: some blocks of each run on the executor, all are counted, and the compiler is asked.
 
-So launches of real size can be looked at: of a grid of thousands of blocks a few dozen run, from its beginning, middle
-and end, and what they did is scaled up to all of them. Blocks of one launch do the same work on other data, but for the
-last of a row; what a block leaves for another (an arrival counter, a grid barrier) does not come about, so kernels that
-may wait for other blocks run whole. The results of a sampled launch are worth nothing.
+So launches of real size can be looked at: of a grid of thousands of blocks a few dozen run, from the beginning of each
+third, and what they did is scaled up to all of them. Blocks of one launch do the same work on other data, but for the
+last ones, which may have less; what a block leaves for another (an arrival counter, a grid barrier) does not come about,
+so kernels that may wait for other blocks run whole. The results of a sampled launch are worth nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numba_engine.backends.ptx.program import Program
 
 _LANES = 4096
 """Lanes that run together: the size of a sample."""
-_MMA = re.compile(r"\bmma\.sync\S*\.m(\d+)n(\d+)k(\d+)\.\S*\.(f32|f16|s32)\.(\w+)\.")
+_MMA = re.compile(r"\bmma\.sync\S*\.m(\d+)n(\d+)k(\d+)\.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +149,6 @@ class ObservingDevice(PtxDevice):
         if program.may_spin or count <= self._samples:
             firsts = list(range(0, num_blocks, batch))
         else:
-            firsts = [batch * (i * (count - 1) // max(self._samples - 1, 1)) for i in range(self._samples)]
+            firsts = [batch * (i * count // self._samples) for i in range(self._samples)]
         self._blocks_run = sum(min(batch, num_blocks - first) for first in firsts)
         return firsts
