@@ -94,16 +94,15 @@ def test_all_textbook_ops_are_there(textbook: tuple[list[StepProfile], ProfileSu
 
 @pytest.mark.parametrize("run", ["textbook", "fused"])
 def test_weights_pass_every_level_once_in_decode(run: str, request: pytest.FixtureRequest) -> None:
-    """Each byte of a matrix is asked for by one lane, and its sectors by one multiprocessor."""
+    """The sectors of a matrix are asked for by one multiprocessor; a weight by one lane, a scale by four."""
     steps, _ = request.getfixturevalue(run)
     decode = steps[1]
     matrices = [op for op in decode.ops if op.weight_bytes > 100_000]
     assert sum(op.weight_bytes for op in matrices) > 0.99 * sum(op.weight_bytes for op in decode.ops)
     for op in matrices:
         lanes, l2 = counted(op).lanes.weights, counted(op).l2.weights
-        assert lanes == pytest.approx(op.weight_bytes, rel=0.01), op.name
-        # A load of 16 bytes a lane by 27 of 32 lanes leaves part of a sector to the next.
-        assert op.weight_bytes * 0.99 <= l2 <= op.weight_bytes * 1.15, op.name
+        assert op.weight_bytes * 0.99 <= lanes <= op.weight_bytes * 1.61, op.name
+        assert l2 == pytest.approx(op.weight_bytes, rel=0.01), op.name
 
 
 @pytest.mark.parametrize("run", ["textbook", "fused"])

@@ -68,7 +68,7 @@ class QkvCase:
         slots = rng.permutation(32)[:num_tokens].astype(np.int32)
         slots[-1] = -1 if num_tokens > 2 else slots[-1]  # a padding row
         positions = up(rng.integers(0, 40, num_tokens).astype(np.int32))
-        batch = Batch(positions, positions, up(slots), *[positions] * 4, num_tokens, 1, 1, 1, 1)  # type: ignore[arg-type]
+        batch = Batch(positions, positions, up(slots), *[positions] * 4, num_tokens, 1, 1, 1, 1)  # type: ignore[call-arg, arg-type]
         cache = KVCacheLayer(*(up(np.zeros((4, kv_heads, 8, d), self.kv_dtype)) for _ in "kv"))
         table = RopeTable(up(normal(rng, 40, d // 2)), up(normal(rng, 40, d // 2)))
         width = (heads + 2 * kv_heads) * d
