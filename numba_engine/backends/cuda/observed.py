@@ -2,8 +2,8 @@
 
 So launches of real size can be looked at: of a grid of thousands of blocks a few dozen run, from the beginning of each
 third, and what they did is scaled up to all of them. Blocks of one launch do the same work on other data, but for the
-last ones, which may have less; what a block leaves for another (an arrival counter, a grid barrier) does not come about,
-so kernels that may wait for other blocks run whole. The results of a sampled launch are worth nothing.
+last ones, which may have less. What a block leaves for another (an arrival counter, a grid barrier) does not come
+about, so kernels that may wait for other blocks run whole. The results of a sampled launch are worth nothing.
 """
 
 from __future__ import annotations
