@@ -27,7 +27,8 @@ class EngineConfig:
     activation_dtype: ActivationDtype = "int8"
     """What quantised weights are multiplied with: two planes of int8 per 32 values, or float32 (for comparison).
 
-    On ``cuda`` and ``ptx`` it is int8 in any case.
+    On ``cpu``, BF16 weights are multiplied with bf16 in the first case, which moves log-probabilities by some 0.02.
+    On ``cuda`` and ``ptx`` quantised weights meet int8 in any case.
     """
     kv_cache_dtype: KVCacheDtype = "auto"
     """auto: float32 with float32 activations, else float16."""

@@ -49,5 +49,5 @@ def rng() -> np.random.Generator:
 
 def instruction_sets() -> list[InstructionSet]:
     """Those this machine can run, the generic one always."""
-    order: list[InstructionSet] = ["generic", "avx2", "avxvnni", "avx512vnni"]
+    order: list[InstructionSet] = ["generic", "avx2", "avxvnni", "avx512vnni", "avx512bf16"]
     return order[: order.index(host_instruction_set()) + 1]

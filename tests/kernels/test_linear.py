@@ -42,14 +42,26 @@ def test_equals_the_reference(
 ) -> None:
     backend = make_backend(activation_dtype)
     int8 = activation_dtype == "int8" and format.is_quantized
+    bf16 = activation_dtype == "int8" and format is StorageFormat.BF16
     for rows, columns in SHAPES if format.is_quantized else FLOAT_SHAPES:
         tensor = matrix(rng, format, rows, columns)
         weight = dequantize(tensor)
         bias = rng.standard_normal(rows, dtype=np.float32)
         for num_tokens in (1, 7, 33):
             x = rng.standard_normal((num_tokens, columns), dtype=np.float32)
-            expected = reference.linear_int8(x, weight, bias) if int8 else reference.linear(x, weight, bias)
+            seen = dequantize(quantize("x", x, StorageFormat.BF16)) if bf16 else x
+            expected = reference.linear_int8(x, weight, bias) if int8 else reference.linear(seen, weight, bias)
             assert_close(run(backend, tensor, x, bias), expected, x, weight)
+
+
+def test_bf16_rounds_to_even_and_keeps_what_is_not_finite(backend: CpuBackend) -> None:
+    one = quantize("w", np.ones((1, 1), dtype=np.float32), StorageFormat.BF16)
+    ulp = np.float32(2**-7)
+    x = np.array([1 + ulp / 2, 1 + ulp * 1.5, 1 + ulp * 0.51, -1 - ulp * 0.49, np.inf, -np.inf], dtype=np.float32)
+    expected = np.array([1, 1 + 2 * ulp, 1 + ulp, -1, np.inf, -np.inf], dtype=np.float32)
+    assert np.array_equal(run(backend, one, x[:, None])[:, 0], expected)
+    nan = np.array([0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF], dtype=np.uint32).view(np.float32)
+    assert np.isnan(run(backend, one, nan[:, None])).all()
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.label)
@@ -67,7 +79,7 @@ def test_a_row_is_the_same_bits_in_any_company_and_on_any_threads(
         assert np.array_equal(together, alone)
 
 
-@pytest.mark.parametrize("format", QUANTIZED, ids=lambda f: f.label)
+@pytest.mark.parametrize("format", [*QUANTIZED, StorageFormat.BF16], ids=lambda f: f.label)
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_every_instruction_set_gives_the_same_bits(
     make_backend: MakeBackend, rng: np.random.Generator, format: StorageFormat, isa: str

@@ -42,7 +42,7 @@ from numba_engine.backends.cpu.kernels.phases import (
     norm_qkv_rope_store,
     rope_store_kernel,
 )
-from numba_engine.backends.cpu.kernels.quantize_rows import int8_bytes, quantize_rows_kernel
+from numba_engine.backends.cpu.kernels.quantize_rows import prepare_rows_kernel, prepared_bytes
 from numba_engine.backends.cpu.kernels.read_bandwidth import read_bandwidth, read_bandwidth_kernel
 from numba_engine.backends.cpu.kernels.rms_norm import rms_norm, rms_norm_kernel
 from numba_engine.backends.cpu.kernels.rope import rope, rope_kernel
@@ -159,15 +159,16 @@ class CpuBackend(Backend):
 
     def _linear(self, out: Array, x: Array, weight: CpuWeight, bias: int, add: int) -> None:
         rows, in_features = x.shape
-        scratch = self._int8_scratch(rows, in_features)
-        linear(self._team.state, weight.table, out, x, bias, add, quantize_rows_kernel(), scratch)
+        linear(
+            self._team.state, weight.table, out, x, bias, add, prepare_rows_kernel(), self._prepared(rows, in_features)
+        )
 
-    def _int8_scratch(self, rows: int, in_features: int) -> int:
-        """Address of memory that holds x [rows, in_features] quantised."""
-        wanted = int8_bytes(rows, in_features)
+    def _prepared(self, rows: int, in_features: int) -> int:
+        """Address of memory that holds x [rows, in_features] in the forms that weights take."""
+        wanted = prepared_bytes(rows, in_features)
         if self._scratch.size < wanted:
-            self._scratch = np.empty(wanted, dtype=np.uint8)
-            self._scratch_address = self._scratch.ctypes.data
+            self._scratch = np.empty(wanted + 63, dtype=np.uint8)
+            self._scratch_address = -(-self._scratch.ctypes.data // 64) * 64
         return self._scratch_address
 
     def rope(self, qkv: Array, positions: Array, table: RopeTable, shape: AttentionShape) -> None:
@@ -243,7 +244,7 @@ class CpuBackend(Backend):
             known = self._constants[layer] = cache, table, layer_constants(layer, cache, table, shape)
         norm_qkv_rope_store(
             self._team.state, rms_norm_kernel(), rope_store_kernel(), _own(layer.qkv_proj).table, known[2], qkv, normed,
-            residual, shape.rms_norm_eps, batch.positions, batch.slot_mapping, self._int8_scratch(*residual.shape),
+            residual, shape.rms_norm_eps, batch.positions, batch.slot_mapping, self._prepared(*residual.shape),
         )  # fmt: skip
 
     def norm_gate_up_silu(
@@ -258,7 +259,7 @@ class CpuBackend(Backend):
             return
         norm_gate_up_silu(
             self._team.state, rms_norm_kernel(), gate_up_silu_kernel(), weight.table, mlp_out, gate_up, normed,
-            residual, layer.post_attention_norm, eps, self._int8_scratch(*residual.shape),
+            residual, layer.post_attention_norm, eps, self._prepared(*residual.shape),
         )  # fmt: skip
 
     def norm_lm_head(
@@ -268,8 +269,8 @@ class CpuBackend(Backend):
             super().norm_lm_head(logits, last, residual, rows, final_norm, lm_head, eps)
             return
         norm_lm_head(
-            self._team.state, rms_norm_kernel(), _own(lm_head).table, logits, last, residual, rows, final_norm, eps,
-            self._int8_scratch(*last.shape),
+            self._team.state, rms_norm_kernel(), prepare_rows_kernel(), _own(lm_head).table, logits, last, residual,
+            rows, final_norm, eps, self._prepared(*last.shape),
         )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """What numba has no words for: vector code, raw memory and atomics, emitted as LLVM IR.
 
 Vectors are 16 lanes wide whatever the machine: LLVM splits them into two 256-bit or four 128-bit registers where it
-must, which changes no result. Only ``dot4`` has forms of its own for each instruction set, all with the same integers.
+must, which changes no result. Only ``dot4`` and ``dot2`` have forms of their own for instruction sets, all with the
+same results.
 Every reduction has a fixed order of lanes, and no fast-math flag is ever set, so a result depends on nothing but its
 inputs.
 """
@@ -22,7 +23,7 @@ from numba.extending import intrinsic
 
 LANES = 16
 
-InstructionSet = Literal["avx512vnni", "avxvnni", "avx2", "generic"]
+InstructionSet = Literal["avx512bf16", "avx512vnni", "avxvnni", "avx2", "generic"]
 
 
 @functools.cache
@@ -32,10 +33,21 @@ def host_instruction_set() -> InstructionSet:
         return "generic"
     features = llvm.get_host_cpu_features()
     if all(features.get(f) for f in ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni")):
-        return "avx512vnni"
+        return "avx512bf16" if features.get("avx512bf16") else "avx512vnni"
     if features.get("avx2") and (features.get("avxvnni") or features.get("avx512vnni")):
         return "avxvnni"
     return "avx2" if features.get("avx2") else "generic"
+
+
+class _BFloat16(ir.Type):  # which llvmlite has no name for
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat16)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat16)
 
 
 i1, i8, i16, i32, i64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -45,6 +57,7 @@ vi16 = ir.VectorType(i16, LANES)
 vi32 = ir.VectorType(i32, LANES)
 vf16 = ir.VectorType(f16, LANES)
 vf32 = ir.VectorType(f32, LANES)
+vbf16x2 = ir.VectorType(_BFloat16(), 2 * LANES)
 
 
 class Emitter:
@@ -180,7 +193,7 @@ class Emitter:
         No form saturates for |x| ≤ 127: VNNI sums in 32 bits, the others multiply 16-bit values.
         """
         b = self.b
-        if self.isa == "avx512vnni":
+        if self.isa in ("avx512vnni", "avx512bf16"):
             return self.call("llvm.x86.avx512.vpdpbusd.512", vi32, acc, b.bitcast(weights, vi32), b.bitcast(x, vi32))
         half = ir.VectorType(i32, 8)
         if self.isa == "avxvnni":
@@ -217,6 +230,16 @@ class Emitter:
             y = b.ashr(b.shl(x32, self.const(vi32, 24 - 8 * byte)), self.const(vi32, 24))
             acc = b.add(acc, b.mul(w, y))
         return acc
+
+    def dot2(self, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
+        """acc [16 f32] + in each lane the products of its two bf16 (i32), the odd one first, each by fma."""
+        b = self.b
+        if self.isa == "avx512bf16":
+            pairs = (b.bitcast(v, vbf16x2) for v in (weights, x))
+            return self.call("llvm.x86.avx512bf16.dpbf16ps.512", vf32, acc, *pairs)
+        odd_w, odd_x = (b.bitcast(b.and_(v, self.const(vi32, -65536)), vf32) for v in (weights, x))
+        even_w, even_x = (b.bitcast(b.shl(v, self.const(vi32, 16)), vf32) for v in (weights, x))
+        return self.fma(even_w, even_x, self.fma(odd_w, odd_x, acc))
 
     def _by_halves(self, op: Callable[..., ir.Value], *vectors: ir.Value) -> ir.Value:
         low = op(*(self.shuffle(v, v, list(range(8))) for v in vectors))

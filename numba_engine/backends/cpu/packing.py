@@ -3,7 +3,8 @@
 Rows are taken in groups of 16, one row per vector lane, so that a dot product never needs a sum across lanes and a
 row's result does not depend on how many activations are multiplied at once. A group is contiguous:
 
-    F32, F16, BF16   [in_features][16 rows]
+    F32, F16         [in_features][16 rows]
+    BF16             [in_features / 2][16 rows][2], an odd last value with a zero
     Q8_0             scales [blocks][16 rows] f16, then quants [blocks][8][16 rows][4] uint8, each int8 + 128
     Q4_0             scales [blocks][16 rows] f16, then quants [blocks][4][16 rows][4] bytes of two nibbles, as stored
     Q4_1             scales [blocks][d, m][16 rows] f16, then quants as Q4_0
@@ -42,6 +43,8 @@ class GroupLayout:
 
     @property
     def group_bytes(self) -> int:
+        if self.format is StorageFormat.BF16:
+            return (self.in_features + 1) // 2 * 4 * LANES
         if not self.format.is_quantized:
             return self.in_features * self.format.block_bytes * LANES
         return self.scale_bytes + self.in_features // 32 * QUANT_BYTES[self.format] * LANES
@@ -77,6 +80,13 @@ def pack(tensor: StoredTensor, out: np.ndarray, num_threads: int = 1) -> None:
 
 def _pack_groups(data: np.ndarray, layout: GroupLayout, out: np.ndarray) -> None:
     groups = out.shape[0]
+    if layout.format is StorageFormat.BF16:
+        values = np.ascontiguousarray(data).view(np.uint16)
+        if layout.in_features % 2:
+            values = np.pad(values, ((0, 0), (0, 1)))
+        pairs = values.view(np.uint32).reshape(groups, LANES, (layout.in_features + 1) // 2)
+        out.view(np.uint32).reshape(groups, (layout.in_features + 1) // 2, LANES)[...] = pairs.transpose(0, 2, 1)
+        return
     if not layout.format.is_quantized:
         word = np.dtype(f"u{layout.format.block_bytes}")
         values = np.ascontiguousarray(data).view(word).reshape(groups, LANES, layout.in_features)

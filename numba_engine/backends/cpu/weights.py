@@ -11,8 +11,9 @@ import numpy as np
 from numba_engine.backends.base import Weight, WeightSegment
 from numba_engine.backends.cpu.intrinsics import InstructionSet
 from numba_engine.backends.cpu.kernels.linear import NEXT, NEXT_BYTES, TABLE_FIELDS, WEIGHTS, linear_kernel
+from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8
 from numba_engine.backends.cpu.packing import GroupLayout, num_groups, pack
-from numba_engine.storage import StoredTensor
+from numba_engine.storage import StorageFormat, StoredTensor
 
 _HUGE_PAGE_BYTES = 1 << 21
 _SLAB_BYTES = 1 << 28
@@ -49,10 +50,10 @@ def load_weight(
             pack(tensor, buffer[at : at + count], num_threads)
             at += count
         rows = sum(t.shape[0] for t in run)
-        takes_int8 = int8_activations and layout.format.is_quantized
-        kernel = linear_kernel(layout.format, takes_int8, isa if takes_int8 else "generic")
+        form = _x_form(layout.format) if int8_activations else F32
+        kernel = linear_kernel(layout.format, form, "generic" if form == F32 else isa)
         address = buffer.ctypes.data
-        table.append([kernel, address, layout.group_bytes, layout.scale_bytes, rows, first_row, int(takes_int8), 0, 0])
+        table.append([kernel, address, layout.group_bytes, layout.scale_bytes, rows, first_row, form, 0, 0])
         segments.append(WeightSegment(layout.format, rows, buffer.nbytes, buffer))
         first_row += rows
     fields = np.array(table, dtype=np.int64)
@@ -72,6 +73,13 @@ def _runs(tensors: Sequence[StoredTensor]) -> list[list[StoredTensor]]:
         else:
             runs.append([tensor])
     return runs
+
+
+def _x_form(format: StorageFormat) -> int:
+    """What weights are multiplied with unless it is to be float32."""
+    if format.is_quantized:
+        return INT8
+    return BF16 if format is StorageFormat.BF16 else F32
 
 
 class WeightMemory:

@@ -87,7 +87,7 @@ def embedding_kernel(format: StorageFormat) -> int:
                     elif is_f16:
                         value = load_f16(group, k * LANES + lane)
                     else:
-                        value = bits_f32(np.int64(load_u16(group, k * LANES + lane)) << 16)
+                        value = bits_f32(np.int64(load_u16(group, (k // 2 * LANES + lane) * 2 + k % 2)) << 16)
                     store_f32(out, k, value)
 
     return kernel_address(embedding_rows, "void(int64, int64, int64)", format.label)

@@ -32,16 +32,15 @@ from numba_engine.backends.cpu.kernels.linear import (
     NEXT_BYTES,
     NUM_LINEAR_ARGS,
     PROMPT_ROWS,
-    TAKES_INT8,
     cut_rows,
     min_piece,
     multiply,
     num_items,
     prompt_tile,
-    takes_int8,
     write_linear_args,
+    x_forms,
 )
-from numba_engine.backends.cpu.kernels.quantize_rows import x_int8_stride
+from numba_engine.backends.cpu.kernels.quantize_rows import prepare
 from numba_engine.backends.cpu.kernels.rms_norm import norm
 from numba_engine.backends.cpu.kernels.rope import rotate_heads
 from numba_engine.backends.cpu.kernels.silu_and_mul import silu_row
@@ -85,14 +84,15 @@ def _address(array: Array | None) -> int:
 @launcher
 def norm_qkv_rope_store(
     team: np.ndarray, norm_kernel: int, rope_store: int, table: np.ndarray, constants: np.ndarray, qkv: np.ndarray,
-    normed: np.ndarray, residual: np.ndarray, eps: float, positions: np.ndarray, slot_mapping: np.ndarray, scratch: int,
+    normed: np.ndarray, residual: np.ndarray, eps: float, positions: np.ndarray, slot_mapping: np.ndarray,
+    prepared: int,
 ) -> None:  # fmt: skip
     r, hidden = residual.shape
-    x_int8 = scratch if takes_int8(table) else 0
-    norm(team, norm_kernel, normed.ctypes.data, residual.ctypes.data, constants[_NORM_WEIGHT], hidden, r, eps, x_int8)
-    multiply(
-        team, table, qkv.ctypes.data, qkv.shape[1], normed.ctypes.data, x_int8, hidden, r, constants[_BIAS], 0
+    norm(
+        team, norm_kernel, normed.ctypes.data, residual.ctypes.data, constants[_NORM_WEIGHT], hidden, r, eps,
+        x_forms(table), prepared,
     )  # fmt: skip
+    multiply(team, table, qkv.ctypes.data, qkv.shape[1], normed.ctypes.data, prepared, hidden, r, constants[_BIAS], 0)
     for i in range(_NUM_CONSTANTS):
         team[ARGS + i] = constants[i]
     team[ARGS + _QKV] = qkv.ctypes.data
@@ -132,20 +132,20 @@ def rope_store_kernel() -> int:
 @launcher
 def norm_gate_up_silu(
     team: np.ndarray, norm_kernel: int, gate_up_silu: int, table: np.ndarray, out: np.ndarray, gate_up: np.ndarray,
-    normed: np.ndarray, residual: np.ndarray, norm_weight: np.ndarray, eps: float, scratch: int,
+    normed: np.ndarray, residual: np.ndarray, norm_weight: np.ndarray, eps: float, prepared: int,
 ) -> None:  # fmt: skip
     """The intermediate size is a multiple of 16, and gate and up are one segment or one each."""
     r, hidden = residual.shape
     intermediate = out.shape[1]
-    any_int8 = takes_int8(table)
-    x_int8 = scratch if any_int8 else 0
-    norm(team, norm_kernel, normed.ctypes.data, residual.ctypes.data, norm_weight.ctypes.data, hidden, r, eps, x_int8)
+    norm(
+        team, norm_kernel, normed.ctypes.data, residual.ctypes.data, norm_weight.ctypes.data, hidden, r, eps,
+        x_forms(table), prepared,
+    )  # fmt: skip
     up = table.shape[0] - 1
     for segment, at in ((0, _GATE_ARGS), (up, _UP_ARGS)):
-        int8 = table[segment, TAKES_INT8] != 0
         write_linear_args(
-            team, at, table, segment, x_int8 if int8 else normed.ctypes.data,
-            x_int8_stride(hidden) if int8 else 4 * hidden, hidden, r, gate_up.ctypes.data, 8 * intermediate, 0, 0,
+            team, at, table, segment, normed.ctypes.data, prepared, hidden, r, gate_up.ctypes.data, 8 * intermediate,
+            0, 0,
         )  # fmt: skip
     args = team.ctypes.data + 8 * ARGS
     if up == 0:
@@ -208,17 +208,14 @@ def into_tile(to: int, args: int, tile: int, group: int, t: int) -> None:
 
 @launcher
 def norm_lm_head(
-    team: np.ndarray, norm_kernel: int, table: np.ndarray, logits: np.ndarray, last: np.ndarray, residual: np.ndarray,
-    rows: np.ndarray, norm_weight: np.ndarray, eps: float, scratch: int,
+    team: np.ndarray, norm_kernel: int, prepare_rows: int, table: np.ndarray, logits: np.ndarray, last: np.ndarray,
+    residual: np.ndarray, rows: np.ndarray, norm_weight: np.ndarray, eps: float, prepared: int,
 ) -> None:  # fmt: skip
     hidden = residual.shape[1]
-    x_int8 = scratch if takes_int8(table) else 0
     for i in range(rows.size):
-        at = x_int8 + i * x_int8_stride(hidden) if x_int8 else 0
         norm(
             team, norm_kernel, last.ctypes.data + i * hidden * 4, residual.ctypes.data + rows[i] * hidden * 4,
-            norm_weight.ctypes.data, hidden, 1, eps, at,
+            norm_weight.ctypes.data, hidden, 1, eps, 0, 0,
         )  # fmt: skip
-    multiply(
-        team, table, logits.ctypes.data, logits.shape[1], last.ctypes.data, x_int8, hidden, rows.size, 0, 0
-    )  # fmt: skip
+    prepare(team, prepare_rows, x_forms(table), prepared, last.ctypes.data, hidden, rows.size)
+    multiply(team, table, logits.ctypes.data, logits.shape[1], last.ctypes.data, prepared, hidden, rows.size, 0, 0)

@@ -15,28 +15,31 @@ from numba.core import cgutils
 
 from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import LANES, Emitter, emit, f32, load_f64, load_i64, store_f64, vf32
-from numba_engine.backends.cpu.kernels.quantize_rows import quantize_row, x_int8_stride
+from numba_engine.backends.cpu.kernels.quantize_rows import prepare_row
 from numba_engine.backends.cpu.thread_team import ARGS, run
 
-_OUT, _X, _WEIGHT, _N, _EPS, _X_INT8 = range(6)
+_OUT, _X, _WEIGHT, _N, _EPS, _PREPARED, _FORMS, _R = range(8)
 
 
 @launcher
 def rms_norm(team: np.ndarray, kernel: int, out: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float) -> None:
-    norm(team, kernel, out.ctypes.data, x.ctypes.data, weight.ctypes.data, x.shape[1], x.shape[0], eps, 0)
+    norm(team, kernel, out.ctypes.data, x.ctypes.data, weight.ctypes.data, x.shape[1], x.shape[0], eps, 0, 0)
 
 
 @inner
 def norm(
-    team: np.ndarray, kernel: int, out: int, x: int, weight: int, n: int, num_rows: int, eps: float, x_int8: int
-) -> None:
-    """Post the job; where ``x_int8`` is not 0, also quantise each row there while it is in L1."""
+    team: np.ndarray, kernel: int, out: int, x: int, weight: int, n: int, num_rows: int, eps: float, forms: int,
+    prepared: int,
+) -> None:  # fmt: skip
+    """Post the job; each row is also prepared in the forms wanted, while it is in L1."""
     team[ARGS + _OUT] = out
     team[ARGS + _X] = x
     team[ARGS + _WEIGHT] = weight
     team[ARGS + _N] = n
     store_f64(team.ctypes.data, ARGS + _EPS, eps)
-    team[ARGS + _X_INT8] = x_int8
+    team[ARGS + _PREPARED] = prepared
+    team[ARGS + _FORMS] = forms
+    team[ARGS + _R] = num_rows
     run(team, kernel, num_rows, 1 + 8192 // n)
 
 
@@ -45,12 +48,10 @@ def rms_norm_kernel() -> int:
     def rms_norm_rows(begin: int, end: int, args: int) -> None:
         n = load_i64(args, _N)
         eps = np.float32(load_f64(args, _EPS))
-        x_int8 = load_i64(args, _X_INT8)
         for row in range(begin, end):
             out = load_i64(args, _OUT) + row * n * 4
             norm_row(out, load_i64(args, _X) + row * n * 4, load_i64(args, _WEIGHT), n, eps)
-            if x_int8:
-                quantize_row(x_int8 + row * x_int8_stride(n), out, n)
+            prepare_row(load_i64(args, _FORMS), load_i64(args, _PREPARED), out, n, row, load_i64(args, _R))
 
     return kernel_address(rms_norm_rows, "void(int64, int64, int64)")
 
