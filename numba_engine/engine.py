@@ -302,6 +302,7 @@ class LLM:
             fusion=fusion and self._config.fusion,
             timeline=timeline,
             unprofiled_every=unprofiled_every,
+            peaks=self.peaks if self._backend.counter is not None else None,
         )
         self._profiled_steps = []
         self._most_kv_blocks = 0
@@ -326,7 +327,7 @@ class LLM:
     @cached_property
     def peaks(self) -> Peaks:
         """What the device can do at most, measured once, while nothing else of the engine runs."""
-        return peaks_of(self._backend)
+        return peaks_of(self._backend, self.model_info.weight_formats)
 
     # ---- parts of the above ----------------------------------------------------------------------------------------
 

@@ -254,7 +254,12 @@ _GPUS = (
 GPUS = MappingProxyType({gpu.key: gpu for gpu in _GPUS})
 _ALIASES = MappingProxyType(
     {"a100": "a100-80gb", "h100": "h100-sxm", "h200-sxm": "h200", "rtx6000": "rtx6000ada", "4090": "rtx4090",
-     "5090": "rtx5090", "3090": "rtx3090"}
+     "5090": "rtx5090", "3090": "rtx3090",
+     # As the driver calls them.
+     "NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H100": "h100-sxm", "NVIDIA B200": "b200",
+     "NVIDIA A100-SXM4-80GB": "a100-80gb", "NVIDIA A100-SXM4-40GB": "a100-40gb",
+     "NVIDIA RTX 6000 Ada Generation": "rtx6000ada",
+     "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtxpro6000"}
 )  # fmt: skip
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from numba_engine.backends.base import Backend
 from numba_engine.errors import ConfigError
 from numba_engine.profiling.hardware import GPUS, Gpu, find_gpu
 from numba_engine.profiling.report import Peaks
+from numba_engine.storage import StorageFormat
 
 SIMULATED_GPU = GPUS["h200"]
 """What ``ptx`` predicts times for: the kernels it runs are compiled for this architecture."""
@@ -17,11 +20,17 @@ LAUNCH_S = 1.3e-6
 MEASURED = "measured"
 
 
-def peaks_of(backend: Backend) -> Peaks:
-    """The backend's device, as measured here. Takes a moment, in which nothing else should run."""
+_PLANES = 2
+"""Products of the tensor cores that make one of the model's: activations have more bits than their operands."""
+
+
+def peaks_of(backend: Backend, weight_formats: Sequence[str]) -> Peaks:
+    """The backend's device, as measured here, for a model whose weights are mostly of the first of the formats. Takes a
+    moment, in which nothing else should run."""
+    quantized = any(format.is_quantized for format in StorageFormat if format.label in weight_formats[:1])
     if backend.counter is not None:
-        return simulated_peaks()
-    gflops, source, arithmetic = _arithmetic_peak(backend)
+        return simulated_peaks(quantized=quantized)
+    gflops, source, arithmetic = _arithmetic_peak(backend, quantized)
     return Peaks(
         device=backend.device_name,
         read_bandwidth_gbps=backend.read_bandwidth_gbps(),
@@ -32,23 +41,24 @@ def peaks_of(backend: Backend) -> Peaks:
     )
 
 
-def simulated_peaks() -> Peaks:
+def simulated_peaks(*, quantized: bool = True) -> Peaks:
     """Of the GPU that stands behind the executor's predictions."""
     gpu = SIMULATED_GPU
+    gflops, arithmetic = _tensor_core_peak(gpu, quantized)
     return Peaks(
         device=gpu.name,
         read_bandwidth_gbps=gpu.bandwidth_gbps,
         read_bandwidth_source=gpu.source,
-        gflops=_fp16_gflops(gpu),
+        gflops=gflops,
         gflops_source=gpu.source,
-        arithmetic="fp16 tensor cores",
+        arithmetic=arithmetic,
         launch_s=LAUNCH_S,
     )
 
 
-def _arithmetic_peak(backend: Backend) -> tuple[float | None, str, str]:
+def _arithmetic_peak(backend: Backend, quantized: bool) -> tuple[float | None, str, str]:
     """(GFLOP/s, source, which arithmetic)."""
-    measured = backend.peak_gflops()
+    measured = backend.peak_gflops(quantized=quantized)
     if measured is not None:
         return measured[0], MEASURED, measured[1]
     if backend.num_threads == 0:  # a GPU
@@ -56,9 +66,12 @@ def _arithmetic_peak(backend: Backend) -> tuple[float | None, str, str]:
             gpu = find_gpu(backend.device_name)
         except ConfigError:
             return None, "unknown", f"no datasheet of {backend.device_name} in the table"
-        return _fp16_gflops(gpu), gpu.source, "fp16 tensor cores"
+        gflops, arithmetic = _tensor_core_peak(gpu, quantized)
+        return gflops, gpu.source if gflops else "unknown", arithmetic
     return None, "unknown", "not measured"
 
 
-def _fp16_gflops(gpu: Gpu) -> float | None:
-    return gpu.fp16_tflops * 1e3 if gpu.fp16_tflops is not None else None
+def _tensor_core_peak(gpu: Gpu, quantized: bool) -> tuple[float | None, str]:
+    """(GFLOP/s of the model's, of which units)."""
+    tera, name = (gpu.int8_tops, "int8") if quantized else (gpu.fp16_tflops, "fp16")
+    return (tera * 1e3 / _PLANES if tera else None), f"{name} tensor cores, two planes"

@@ -89,8 +89,8 @@ class Recorder(Backend):
     Times of ops, by what ``inner`` has (``time_source`` says which):
 
     - a timer: the device's own, and the host does not wait between ops;
-    - a counter: the device is simulated, so the times of ops and steps are predicted from their traffic by formula, and
-      what the device counted is noted beside it;
+    - a counter: the device is simulated, so the times of ops and steps are predicted from their traffic by formula and
+      ``peaks``, and what the device counted is noted beside it;
     - neither: the host's clock around the call and the wait for its end; calling the op counts to it, from where the
       one before it ended. ``overhead_s_per_call`` is what one recorded call costs beyond the op itself, measured at
       construction; ``StepProfile.overhead_s`` carries it, and op times do not contain it.
@@ -106,6 +106,7 @@ class Recorder(Backend):
         fusion: bool = True,
         timeline: bool = False,
         unprofiled_every: int = 0,
+        peaks: Peaks | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
         self.inner = inner
@@ -135,7 +136,7 @@ class Recorder(Backend):
         self._inside_s, self.overhead_s_per_call = 0.0, 0.0
         if inner.counter is not None:
             self.time_source = TimeSource.SIMULATED
-            self._peaks = simulated_peaks()
+            self._peaks = peaks or simulated_peaks()
             self._unprofiled_every = 0  # a prediction costs what it predicts nothing
             inner.counter.start()
         elif inner.timer is not None:

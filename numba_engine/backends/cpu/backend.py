@@ -125,20 +125,21 @@ class CpuBackend(Backend):
             best = max(best, buffer.nbytes / (time.perf_counter() - start) / 1e9)
         return best
 
-    def peak_gflops(self) -> tuple[float, str]:
+    def peak_gflops(self, *, quantized: bool) -> tuple[float, str]:
         """Best of the passes that fit into 0.2 s. In two planes of int8, two of bytes make one of the model's."""
         buffer = allocate(BUFFER_BYTES)
         buffer[:] = 1
-        kernel = arithmetic_peak_kernel(self._int8, self._isa)
+        int8 = self._int8 and quantized
+        kernel = arithmetic_peak_kernel(int8, self._isa)
         pieces = 256 * self.num_threads
-        flops = 2 * pieces * MULTIPLY_ADDS[self._int8] / (2 if self._int8 else 1)
+        flops = 2 * pieces * MULTIPLY_ADDS[int8] / (2 if int8 else 1)
         arithmetic_peak(self._team.state, kernel, buffer, pieces)
         best = 0.0
         end = time.perf_counter() + 0.2
         while (start := time.perf_counter()) < end:
             arithmetic_peak(self._team.state, kernel, buffer, pieces)
             best = max(best, flops / (time.perf_counter() - start) / 1e9)
-        return best, f"{'int8 dot products, two planes' if self._int8 else 'float32 fma'} ({self._isa})"
+        return best, f"{'int8 dot products, two planes' if int8 else 'float32 fma'} ({self._isa})"
 
     # ---- textbook ops ----------------------------------------------------------------------------------------------
 
