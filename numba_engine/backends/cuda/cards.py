@@ -17,9 +17,9 @@ from numba_engine.backends.cuda.occupancy import MULTIPROCESSORS, WARP, occupanc
 from numba_engine.backends.ptx.counters import ArrayCounters
 
 COMPUTE_CAPABILITIES = tuple(MULTIPROCESSORS)
-MIN_BYTES_IN_FLIGHT = 25_000
+MIN_BYTES_IN_FLIGHT = 20_000
 """Of a multiprocessor, where weights are streamed: Little's law asks an H200 for 15,000, and memory seldom answers at
-its mean."""
+its mean. With one row, where nothing else can bind, it should be 25,000."""
 
 _MIN_WIDE = 0.799
 """All but the scales: in Q4_1 they are a fifth of the bytes."""

@@ -44,7 +44,7 @@ def test_what_streams_weights_reads_each_sector_once_and_16_bytes_at_a_time(card
         assert card.wide_weight_share == pytest.approx(16 / 18 if "q4_0" in card.kernel else 1, abs=0.001)
         assert card.bank_conflict_factor <= 1.02
         assert card.sector_efficiency > 0.999
-        assert card.bytes_in_flight >= 25_000
+        assert card.bytes_in_flight >= (25_000 if card.kernel.endswith("_x1") else 20_000)
         assert card.instructions_per_weight_byte is not None
         assert card.instructions_per_weight_byte > 1 / 512, "a warp instruction loads 512 bytes at most"
 
@@ -57,7 +57,7 @@ def test_a_card_says_what_it_misses(cards: dict[str, KernelCard]) -> None:
     card = next(card for card in cards.values() if card.weight_reads is not None)
     assert replace(card, spill_bytes=8, stack_bytes=16).misses == ("spills", "stack")
     assert replace(card, weight_reads=1.01, wide_weight_share=0.7).misses == ("weight loads", "weight reads")
-    assert replace(card, bytes_in_flight=24_999).misses == ("bytes in flight",)
+    assert replace(card, bytes_in_flight=19_999).misses == ("bytes in flight",)
     assert replace(card, bank_conflict_factor=1.06, sector_efficiency=0.97).misses == ("sectors", "bank conflicts")
 
 
