@@ -52,16 +52,35 @@ def load_weights(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
-def load_weight_pair(typing_context: Any, array: Any, index: Any) -> Any:
-    """load_weight_pair(array, index) -> 2 × uint32 at an even index, as ``load_weights``."""
+def address_of(typing_context: Any, array: Any, index: Any) -> Any:
+    """address_of(array, index) -> uint64, in bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = builder.ptrtoint(_element(context, builder, signature.args[0], args[0], args[1]), _I64)
-        text = "ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {$0, $1}, [$2];"
-        pair = _asm(builder, text, _I32, 2, [address], [_I64], volatile=True)
-        return context.make_tuple(builder, signature.return_type, [builder.extract_value(pair, i) for i in range(2)])
+        return builder.ptrtoint(_element(context, builder, signature.args[0], args[0], args[1]), _I64)
 
-    return UniTuple(uint32, 2)(array, uint32), generate
+    return uint64(array, uint32), generate
+
+
+def _load_at(count: int) -> Any:
+    @intrinsic
+    def load_at(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            results = ", ".join(f"${i}" for i in range(count))
+            text = f"ld.global.nc.L1::no_allocate.L2::256B.v{count}.u32 {{{results}}}, [${count}];"
+            words = _asm(builder, text, _I32, count, args, [_I64], volatile=True)
+            parts = [builder.extract_value(words, i) for i in range(count)]
+            return context.make_tuple(builder, signature.return_type, parts)
+
+        return UniTuple(uint32, count)(uint64), generate
+
+    return load_at
+
+
+load_weights_at = _load_at(4)
+"""load_weights_at(address): as ``load_weights``, of a byte address. A constant that is added last costs nothing."""
+
+load_weight_pair_at = _load_at(2)
+"""As ``load_weights_at``, 2 × uint32."""
 
 
 @intrinsic
@@ -258,6 +277,9 @@ divide = _operation(float32, [float32] * 2, _inline("div.rn.f32 $0, $1, $2;", _F
 
 exp2 = _operation(float32, [float32], _inline("ex2.approx.ftz.f32 $0, $1;", _F32))
 """exp2(x) within 2 units in the last place; one instruction of the special function unit."""
+
+reciprocal = _operation(float32, [float32], _inline("rcp.approx.ftz.f32 $0, $1;", _F32))
+"""reciprocal(x) within 1 unit in the last place; 0 and smaller than normal numbers give infinity."""
 
 to_fixed = _operation(uint64, [float32], lambda builder, value: builder.fptoui(value, _I64))
 """to_fixed(float32) -> uint64, towards zero."""

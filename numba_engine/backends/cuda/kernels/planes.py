@@ -25,24 +25,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from numba import cuda
-from numba.cuda.types import float32, int32, uint32
+from numba.cuda.types import float32, int32, uint32, uint64
 
 from numba_engine.backends.cuda.kernels.intrinsics import (
     as_bits,
     as_float,
     bf16_pair,
-    divide,
     float_of_half,
     fma,
     half_pair,
     load_quad,
-    load_weight_pair,
-    load_weights,
+    load_weight_pair_at,
+    load_weights_at,
     mma_bf16,
     mma_f16,
     mma_s8,
     multiply,
     permute,
+    reciprocal,
     round_to_int,
     store_pair,
 )
@@ -92,9 +92,9 @@ def float_planes(format: StorageFormat, tokens: int, read: Any) -> Planes:
     scales_at = COLUMNS_STAGED
 
     @cuda.jit(device=True, forceinline=True)
-    def load(words, at, weights, place, tile, lane):  # type: ignore[no-untyped-def]
+    def load(words, at, tile, weights, scales):  # type: ignore[no-untyped-def]
         for i in range(2):
-            quad = load_weights(weights, uint32(place + uint32(128 * i) + lane * uint32(4)))
+            quad = load_weights_at(weights + uint64(512 * i))
             for w in range(4):
                 words[at + 8 * tile + 4 * i + w] = quad[w]
 
@@ -209,28 +209,27 @@ def int8_planes(format: StorageFormat, tokens: int, read: Any) -> Planes:
     chunk_steps, step_stride = chunk // 64, 32 * tokens
     lane_mask, token_mask = (31, 3) if tokens > 1 else (7, 0)
     scales_at = chunk_steps * step_stride
-    weight_words, scale_words = LAYOUTS[format].weight_words, LAYOUTS[format].scale_words // 8
-    weight_loads = weight_words // 128
+    weight_loads, scale_words = LAYOUTS[format].weight_words // 128, LAYOUTS[format].scale_words // 8
     scale_at = 4 * weight_loads
     tile_words = scale_at + scale_words
     words_per_block, d_stride = 2 * weight_loads, scale_words // 2
+    inverse_of_most = 1 / 32512
     x_factor = 0.0625 if is_q4_0 else 1.0
     mask = 0xF0F0F0F0 if is_q4_0 else 0x0F0F0F0F
     up, down = (4, 0) if is_q4_0 else (0, 4)  # shifts that take low and high nibbles to their places
 
     @cuda.jit(device=True, forceinline=True)
-    def load(words, at, weights, place, tile, lane):  # type: ignore[no-untyped-def]
+    def load(words, at, tile, weights, scales):  # type: ignore[no-untyped-def]
         for i in range(weight_loads):
-            quad = load_weights(weights, uint32(place + uint32(128 * i) + lane * uint32(4)))
+            quad = load_weights_at(weights + uint64(512 * i))
             for w in range(4):
                 words[at + tile_words * tile + 4 * i + w] = quad[w]
-        own = uint32(place + uint32(weight_words) + uint32(lane >> uint32(2)) * uint32(scale_words))
         if has_minima:
-            quad = load_weights(weights, own)
+            quad = load_weights_at(scales)
             for w in range(4):
                 words[at + tile_words * tile + scale_at + w] = quad[w]
         else:
-            two = load_weight_pair(weights, own)
+            two = load_weight_pair_at(scales)
             for w in range(2):
                 words[at + tile_words * tile + scale_at + w] = two[w]
 
@@ -262,7 +261,7 @@ def int8_planes(format: StorageFormat, tokens: int, read: Any) -> Planes:
                         largest = max(largest, int32(as_bits(values[4 * i + w]) & uint32(0x7FFFFFFF)))
                     for w in range(3):
                         largest = max(largest, cuda.shfl_xor_sync(FULL_WARP, largest, 4 >> w))
-                    inverse = divide(float32(32512), as_float(uint32(largest)))
+                    inverse = _most_over(as_float(uint32(largest)))
                     if not inverse <= float32(3e38):  # blocks too small to scale are taken as zero
                         inverse = float32(0)
                     q0 = round_to_int(multiply(values[4 * i], inverse))
@@ -279,7 +278,7 @@ def int8_planes(format: StorageFormat, tokens: int, read: Any) -> Planes:
                     to = uint32(base + step * uint32(step_stride) + token * uint32(32) + own)
                     memory[uint32(to + parity)] = high
                     memory[uint32(to + (parity ^ uint32(16)))] = low
-                    scale, total_q = divide(as_float(uint32(largest)), float32(32512)), int32(0)
+                    scale, total_q = multiply(as_float(uint32(largest)), float32(inverse_of_most)), int32(0)
                     if has_minima:
                         total_q = int32(int32(q0 + q1) + int32(q2 + q3))
                         for w in range(3):
@@ -343,6 +342,15 @@ def int8_planes(format: StorageFormat, tokens: int, read: Any) -> Planes:
         multiply=multiply_step,
         total=total,
     )
+
+
+@cuda.jit(device=True, forceinline=True)
+def _most_over(value):  # type: ignore[no-untyped-def]
+    """32512 / value, rounded as a division is, without the division's branches; NaN for 0 and infinity."""
+    inverse = reciprocal(value)
+    inverse = fma(fma(-value, inverse, float32(1)), inverse, inverse)
+    quotient = multiply(inverse, float32(32512))
+    return fma(fma(-value, quotient, float32(32512)), inverse, quotient)
 
 
 @cuda.jit(device=True, forceinline=True)

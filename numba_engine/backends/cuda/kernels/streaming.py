@@ -22,10 +22,10 @@ from collections.abc import Callable
 from typing import Any
 
 from numba import cuda
-from numba.cuda.types import float32, uint32
+from numba.cuda.types import float32, uint32, uint64
 
 from numba_engine.backends.cuda.device import Device
-from numba_engine.backends.cuda.kernels.intrinsics import as_bits, as_float, load_quad, multiply
+from numba_engine.backends.cuda.kernels.intrinsics import address_of, as_bits, as_float, load_quad, multiply
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.planes import float_planes, int8_planes
 from numba_engine.backends.cuda.kernels.reductions import inverse_rms, sum_of_squares
@@ -112,7 +112,7 @@ def stream(
     read = _normed(row_of) if is_normed else read_plain
     planes = (int8_planes if format.is_quantized else float_planes)(format, tokens, read)
     depth = 4 if tokens <= 4 and planes.tile_words <= 8 else 2  # what the registers hold
-    step_words, set_words = planes.step_words, 2 * planes.tile_words
+    step_bytes, set_words = 4 * planes.step_words, 2 * planes.tile_words
     ring_words, num_sums = depth * set_words, planes.num_sums
     steps_per_unit, step_columns, chunk_steps = 64 // planes.step, planes.step, planes.chunk_steps
     groups, outputs = max(tokens // 4, 1), 16 * tokens
@@ -129,8 +129,16 @@ def stream(
         planes.total,
     )
     del planes
-    unit_words = LAYOUTS[format].unit_words
+    unit_words, weight_words = LAYOUTS[format].unit_words, LAYOUTS[format].weight_words
+    row_scale_words = LAYOUTS[format].scale_words // 8
     is_single, token_mask = tokens == 1, min(tokens, 4) - 1
+
+    @cuda.jit(device=True, forceinline=True)
+    def places(weights, unit, lane):  # type: ignore[no-untyped-def]
+        """Byte addresses of the lane's first weights of a unit, and of its scales."""
+        first = uint32(unit * uint32(unit_words))
+        own = uint32(first + uint32(weight_words) + uint32(lane >> uint32(2)) * uint32(row_scale_words))
+        return address_of(weights, uint32(first + lane * uint32(4))), address_of(weights, own)
 
     @cuda.jit(device=True, forceinline=True)
     def normalise(memory, x, norm, size, first_row, num_rows, thread):  # type: ignore[no-untyped-def]
@@ -165,12 +173,13 @@ def stream(
 
         pair = uint32(cuda.blockIdx.x)
         tile_a, tile_b = tiles_of(pair, shape)
-        place_a = uint32(uint32(tile_a * units + first_unit) * uint32(unit_words))
-        place_b = uint32(uint32(tile_b * units + first_unit) * uint32(unit_words))
+        weights_a, scales_a = places(weights, uint32(tile_a * units + first_unit), lane)
+        weights_b, scales_b = places(weights, uint32(tile_b * units + first_unit), lane)
         for j in static_range(depth - 1):
             if uint32(j) < steps:
-                load(ring, set_words * j, weights, uint32(place_a + uint32(step_words * j)), 0, lane)
-                load(ring, set_words * j, weights, uint32(place_b + uint32(step_words * j)), 1, lane)
+                skip = uint64(step_bytes * j)
+                load(ring, set_words * j, 0, weights_a + skip, scales_a + skip)
+                load(ring, set_words * j, 1, weights_b + skip, scales_b + skip)
         if is_normed:
             normalise(memory, x, norm, in_features, first_row, num_rows, thread)
             source = (in_features, norm, uint32(norms_at))
@@ -199,8 +208,9 @@ def stream(
                             ahead = uint32(step + uint32(depth - 1))
                             if ahead < steps:
                                 at = set_words * ((j + depth - 1) % depth)
-                                load(ring, at, weights, uint32(place_a + ahead * uint32(step_words)), 0, lane)
-                                load(ring, at, weights, uint32(place_b + ahead * uint32(step_words)), 1, lane)
+                                skip = uint64(ahead) * uint64(step_bytes)
+                                load(ring, at, 0, weights_a + skip, scales_a + skip)
+                                load(ring, at, 1, weights_b + skip, scales_b + skip)
                             multiply_step(sums, ring, set_words * j, memory, base, uint32(step - chunk), j % 2, lane)
                             step = uint32(step + uint32(1))
                 chunk = end
@@ -209,12 +219,13 @@ def stream(
             pair = uint32(pair + uint32(cuda.gridDim.x))
             if pair < num_pairs:
                 tile_a, tile_b = tiles_of(pair, shape)
-                place_a = uint32(uint32(tile_a * units + first_unit) * uint32(unit_words))
-                place_b = uint32(uint32(tile_b * units + first_unit) * uint32(unit_words))
+                weights_a, scales_a = places(weights, uint32(tile_a * units + first_unit), lane)
+                weights_b, scales_b = places(weights, uint32(tile_b * units + first_unit), lane)
                 for j in static_range(depth - 1):
                     if uint32(j) < steps:
-                        load(ring, set_words * j, weights, uint32(place_a + uint32(step_words * j)), 0, lane)
-                        load(ring, set_words * j, weights, uint32(place_b + uint32(step_words * j)), 1, lane)
+                        skip = uint64(step_bytes * j)
+                        load(ring, set_words * j, 0, weights_a + skip, scales_a + skip)
+                        load(ring, set_words * j, 1, weights_b + skip, scales_b + skip)
 
             if not keeps_x:
                 cuda.syncwarp()
