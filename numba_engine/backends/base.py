@@ -220,9 +220,9 @@ class Backend(ABC):
     def read_bandwidth_gbps(self) -> float:
         """Bandwidth of plainly reading memory larger than any cache, GB/s, measured here with the backend's threads."""
 
-    def peak_gflops(self, *, quantized: bool) -> tuple[float, str] | None:
-        """(GFLOP/s of multiplying matrices, of a quantised format or another, without waiting for memory; with which
-        instruction), measured here with the backend's threads; None where that is not measured."""
+    def peak_gflops(self, format: StorageFormat) -> tuple[float, str] | None:
+        """(GFLOP/s of multiplying matrices of a format without waiting for memory, with which instruction), measured
+        here with the backend's threads; None where that is not measured."""
         return None
 
     # ---- textbook ops ----------------------------------------------------------------------------------------------

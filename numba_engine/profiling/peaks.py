@@ -27,10 +27,10 @@ _PLANES = 2
 def peaks_of(backend: Backend, weight_formats: Sequence[str]) -> Peaks:
     """The backend's device, as measured here, for a model whose weights are mostly of the first of the formats. Takes a
     moment, in which nothing else should run."""
-    quantized = any(format.is_quantized for format in StorageFormat if format.label in weight_formats[:1])
+    format = next(format for format in StorageFormat if format.label == weight_formats[0])
     if backend.counter is not None:
-        return simulated_peaks(quantized=quantized)
-    gflops, source, arithmetic = _arithmetic_peak(backend, quantized)
+        return simulated_peaks(format)
+    gflops, source, arithmetic = _arithmetic_peak(backend, format)
     return Peaks(
         device=backend.device_name,
         read_bandwidth_gbps=backend.read_bandwidth_gbps(),
@@ -41,10 +41,10 @@ def peaks_of(backend: Backend, weight_formats: Sequence[str]) -> Peaks:
     )
 
 
-def simulated_peaks(*, quantized: bool = True) -> Peaks:
+def simulated_peaks(format: StorageFormat = StorageFormat.Q8_0) -> Peaks:
     """Of the GPU that stands behind the executor's predictions."""
     gpu = SIMULATED_GPU
-    gflops, arithmetic = _tensor_core_peak(gpu, quantized)
+    gflops, arithmetic = _tensor_core_peak(gpu, format)
     return Peaks(
         device=gpu.name,
         read_bandwidth_gbps=gpu.bandwidth_gbps,
@@ -56,9 +56,9 @@ def simulated_peaks(*, quantized: bool = True) -> Peaks:
     )
 
 
-def _arithmetic_peak(backend: Backend, quantized: bool) -> tuple[float | None, str, str]:
+def _arithmetic_peak(backend: Backend, format: StorageFormat) -> tuple[float | None, str, str]:
     """(GFLOP/s, source, which arithmetic)."""
-    measured = backend.peak_gflops(quantized=quantized)
+    measured = backend.peak_gflops(format)
     if measured is not None:
         return measured[0], MEASURED, measured[1]
     if backend.num_threads == 0:  # a GPU
@@ -66,12 +66,12 @@ def _arithmetic_peak(backend: Backend, quantized: bool) -> tuple[float | None, s
             gpu = find_gpu(backend.device_name)
         except ConfigError:
             return None, "unknown", f"no datasheet of {backend.device_name} in the table"
-        gflops, arithmetic = _tensor_core_peak(gpu, quantized)
+        gflops, arithmetic = _tensor_core_peak(gpu, format)
         return gflops, gpu.source if gflops else "unknown", arithmetic
     return None, "unknown", "not measured"
 
 
-def _tensor_core_peak(gpu: Gpu, quantized: bool) -> tuple[float | None, str]:
+def _tensor_core_peak(gpu: Gpu, format: StorageFormat) -> tuple[float | None, str]:
     """(GFLOP/s of the model's, of which units)."""
-    tera, name = (gpu.int8_tops, "int8") if quantized else (gpu.fp16_tflops, "fp16")
+    tera, name = (gpu.int8_tops, "int8") if format.is_quantized else (gpu.fp16_tflops, "fp16")
     return (tera * 1e3 / _PLANES if tera else None), f"{name} tensor cores, two planes"

@@ -42,7 +42,7 @@ from numba_engine.backends.cpu.kernels.phases import (
     norm_qkv_rope_store,
     rope_store_kernel,
 )
-from numba_engine.backends.cpu.kernels.quantize_rows import prepare_rows_kernel, prepared_bytes
+from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8, prepare_rows_kernel, prepared_bytes
 from numba_engine.backends.cpu.kernels.read_bandwidth import read_bandwidth, read_bandwidth_kernel
 from numba_engine.backends.cpu.kernels.rms_norm import rms_norm, rms_norm_kernel
 from numba_engine.backends.cpu.kernels.rope import rope, rope_kernel
@@ -50,9 +50,9 @@ from numba_engine.backends.cpu.kernels.sample import sample, sample_kernel
 from numba_engine.backends.cpu.kernels.silu_and_mul import silu_and_mul, silu_and_mul_kernel
 from numba_engine.backends.cpu.kernels.store_kv import store_kv, store_kv_kernel
 from numba_engine.backends.cpu.thread_team import ThreadTeam, usable_cores
-from numba_engine.backends.cpu.weights import CpuWeight, WeightMemory, allocate, load_weight
+from numba_engine.backends.cpu.weights import CpuWeight, WeightMemory, allocate, load_weight, x_form
 from numba_engine.config import EngineConfig
-from numba_engine.storage import StoredTensor
+from numba_engine.storage import StorageFormat, StoredTensor
 
 _BANDWIDTH_BYTES = 1 << 28
 _NONE = np.empty(0, dtype=np.float32)
@@ -125,21 +125,22 @@ class CpuBackend(Backend):
             best = max(best, buffer.nbytes / (time.perf_counter() - start) / 1e9)
         return best
 
-    def peak_gflops(self, *, quantized: bool) -> tuple[float, str]:
+    def peak_gflops(self, format: StorageFormat) -> tuple[float, str]:
         """Best of the passes that fit into 0.2 s. In two planes of int8, two of bytes make one of the model's."""
         buffer = allocate(BUFFER_BYTES)
         buffer[:] = 1
-        int8 = self._int8 and quantized
-        kernel = arithmetic_peak_kernel(int8, self._isa)
+        form = x_form(format) if self._int8 else F32
+        kernel = arithmetic_peak_kernel(form, self._isa)
         pieces = 256 * self.num_threads
-        flops = 2 * pieces * MULTIPLY_ADDS[int8] / (2 if int8 else 1)
+        flops = 2 * pieces * MULTIPLY_ADDS[form] / (2 if form == INT8 else 1)
         arithmetic_peak(self._team.state, kernel, buffer, pieces)
         best = 0.0
         end = time.perf_counter() + 0.2
         while (start := time.perf_counter()) < end:
             arithmetic_peak(self._team.state, kernel, buffer, pieces)
             best = max(best, flops / (time.perf_counter() - start) / 1e9)
-        return best, f"{'int8 dot products, two planes' if int8 else 'float32 fma'} ({self._isa})"
+        names = {INT8: "int8 dot products, two planes", BF16: "bf16 dot products", F32: "float32 fma"}
+        return best, f"{names[form]} ({self._isa})"
 
     # ---- textbook ops ----------------------------------------------------------------------------------------------
 

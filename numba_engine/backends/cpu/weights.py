@@ -50,7 +50,7 @@ def load_weight(
             pack(tensor, buffer[at : at + count], num_threads)
             at += count
         rows = sum(t.shape[0] for t in run)
-        form = _x_form(layout.format) if int8_activations else F32
+        form = x_form(layout.format) if int8_activations else F32
         kernel = linear_kernel(layout.format, form, "generic" if form == F32 else isa)
         address = buffer.ctypes.data
         table.append([kernel, address, layout.group_bytes, layout.scale_bytes, rows, first_row, form, 0, 0])
@@ -75,7 +75,7 @@ def _runs(tensors: Sequence[StoredTensor]) -> list[list[StoredTensor]]:
     return runs
 
 
-def _x_form(format: StorageFormat) -> int:
+def x_form(format: StorageFormat) -> int:
     """What weights are multiplied with unless it is to be float32."""
     if format.is_quantized:
         return INT8
