@@ -52,7 +52,7 @@ class ObservedLaunch:
 
     @cached_property
     def assembled(self) -> Assembled:
-        return assemble(self.compiled)
+        return assemble(self.compiled, line_info=True)
 
     @cached_property
     def executed(self) -> Executed:

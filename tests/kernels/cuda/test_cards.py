@@ -19,9 +19,8 @@ pytestmark = pytest.mark.skipif(find_ptxas() is None, reason="ptxas (pip install
 
 @pytest.fixture(scope="module")
 def cards() -> dict[str, KernelCard]:
-    """Of two formats and batches; the command prints those of all."""
-    formats = (StorageFormat.BF16, StorageFormat.Q4_0)
-    return {card.kernel: card for card in kernel_cards((9, 0), formats=formats, rows=(1, 8))}
+    """Of one format and two batches; the command prints those of all."""
+    return {card.kernel: card for card in kernel_cards((9, 0), formats=(StorageFormat.Q4_0,), rows=(1, 8))}
 
 
 def test_every_kernel_is_within_its_targets(cards: dict[str, KernelCard]) -> None:
@@ -36,12 +35,11 @@ def test_every_op_has_a_card(cards: dict[str, KernelCard]) -> None:
 
 def test_what_streams_weights_reads_each_sector_once_and_16_bytes_at_a_time(cards: dict[str, KernelCard]) -> None:
     streaming = [card for card in cards.values() if card.weight_reads is not None]
-    for format in ("bf16", "q4_0"):
-        assert any(format in card.kernel for card in streaming), format
+    assert len(streaming) >= 2
     for card in streaming:
         assert card.weight_reads == pytest.approx(1, abs=0.001)
         assert card.wide_weight_share is not None
-        assert card.wide_weight_share == pytest.approx(16 / 18 if "q4_0" in card.kernel else 1, abs=0.001)
+        assert card.wide_weight_share == pytest.approx(16 / 18, abs=0.001), "all but the scales"
         assert card.bank_conflict_factor <= 1.02
         assert card.sector_efficiency > 0.999
         assert card.bytes_in_flight >= (25_000 if card.kernel.endswith("_x1") else 20_000)
