@@ -254,9 +254,8 @@ class CpuBackend(Backend):
     ) -> None:
         weight = _own(layer.gate_up_proj)
         intermediate = mlp_out.shape[1]
-        rows = [segment.num_rows for segment in weight.segments]
-        is_fusible = intermediate % LANES == 0 and rows in ([2 * intermediate], [intermediate, intermediate])
-        if not (self._fusion and is_fusible):
+        is_in_halves = weight.segment_rows in ((2 * intermediate,), (intermediate, intermediate))
+        if not (self._fusion and intermediate % LANES == 0 and is_in_halves):
             super().norm_gate_up_silu(mlp_out, gate_up, normed, residual, layer, eps)
             return
         norm_gate_up_silu(

@@ -24,6 +24,7 @@ class CpuWeight(Weight):
     """A weight and, for the launchers, one row of ``table`` (kernels/linear.py) a segment."""
 
     table: np.ndarray  # [segments, TABLE_FIELDS] int64
+    segment_rows: tuple[int, ...]
 
 
 def load_weight(
@@ -61,7 +62,8 @@ def load_weight(
     # Gate and up are read side by side, so in order is only the gate.
     in_order = segments[0].nbytes // (2 if len(tensors) == 2 and len(segments) == 1 else 1)
     memory.tell_previous(fields, in_order)
-    return CpuWeight(name, (first_row, in_features), tuple(segments), fields)
+    rows_each = tuple(segment.num_rows for segment in segments)
+    return CpuWeight(name, (first_row, in_features), tuple(segments), fields, rows_each)
 
 
 def _runs(tensors: Sequence[StoredTensor]) -> list[list[StoredTensor]]:
