@@ -12,10 +12,13 @@ Volta): bits 0 … 8 opcode; 12 … 15 predicate; 73 … 75 width of a memory ac
 
 from __future__ import annotations
 
+import re
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import median_low
 
 from numba_engine.backends.cuda.compiler import CompiledKernel
 from numba_engine.backends.cuda.ptxas import assemble
@@ -62,6 +65,9 @@ _PIPE_OF = {
 }
 
 
+_TELLING = frozenset({MEMORY, TENSOR, SPECIAL})
+
+
 @dataclass(frozen=True, slots=True)
 class MachineInstruction:
     """One instruction word and where it came from."""
@@ -73,6 +79,8 @@ class MachineInstruction:
     """Index of the instruction that a branch goes to."""
     load_bytes: int
     """Of a lane, from global memory; 0 for what is no load."""
+    copies: int
+    """Of its part of the PTX, where ptxas unrolled a loop or doubled a block: each ran a share of the times."""
 
     @property
     def opcode(self) -> int:
@@ -102,8 +110,8 @@ class MachineInstruction:
 class Executed:
     """Machine instructions that the warps of some blocks executed."""
 
-    instructions: int
-    by_pipe: Mapping[str, int]
+    instructions: float
+    by_pipe: Mapping[str, float]
     bytes_in_flight: float
     """That a warp has asked global memory for and not got, at most, in the mean over the bytes it loads."""
 
@@ -116,23 +124,33 @@ def machine_code(compiled: CompiledKernel) -> tuple[MachineInstruction, ...]:
     text = sections[f".text.{compiled.entry}"]
     words = [int.from_bytes(text[i : i + _WORD_BYTES], "little") for i in range(0, len(text), _WORD_BYTES)]
     line_of = dict(_line_numbers(sections[".nv_debug_line_sass"]))
-    instructions, line = [], 0
-    for index, word in enumerate(words):
+    lines, line = [], 0
+    for index in range(len(words)):
         line = line_of.get(index * _WORD_BYTES, line)
-        target = _branch_target(word, index, compiled.cc) if word & 0x1FF == _BRA else None
-        instructions.append(MachineInstruction(word, line, target, _load_bytes(word, compiled.cc)))
-    return tuple(instructions)
+        lines.append(line)
+    copies = _copies(compiled.ptx.split("\n"), words, lines)
+    return tuple(
+        MachineInstruction(
+            word,
+            line,
+            _branch_target(word, index, compiled.cc) if word & 0x1FF == _BRA else None,
+            _load_bytes(word, compiled.cc),
+            copies.get(line, 1),
+        )
+        for index, (word, line) in enumerate(zip(words, lines, strict=True))
+    )
 
 
 def executed(code: tuple[MachineInstruction, ...], warps_by_line: Mapping[int, int]) -> Executed:
     """What was executed, given how many warps executed each line of the PTX."""
-    by_pipe = dict.fromkeys(PIPES, 0)
+    by_pipe = dict.fromkeys(PIPES, 0.0)
     for instruction in code:
         if instruction.word & 0x1FF != _NOP:
-            by_pipe[instruction.pipe] += warps_by_line.get(instruction.line, 0)
+            by_pipe[instruction.pipe] += warps_by_line.get(instruction.line, 0) / instruction.copies
     loaded = waited = 0.0
     for index, peak in _bytes_in_flight(code).items():
-        nbytes = code[index].load_bytes * warps_by_line.get(code[index].line, 0)
+        load = code[index]
+        nbytes = load.load_bytes * warps_by_line.get(load.line, 0) / load.copies
         loaded += nbytes
         waited += nbytes * peak
     in_flight = 32 * waited / loaded if loaded else 0.0
@@ -185,6 +203,33 @@ def _walk(code: Sequence[MachineInstruction]) -> Iterator[int]:
                 yield from span(target, index)
 
     return span(0, len(code))
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------------
+
+_COUNTED = re.compile(
+    r"\s*(?:@!?%p\d+\s+)?(?:ld\.(?!param)|st\.|mma|ldmatrix|cp\.async\.c[ag]|shfl|atom|red\.|ex2|bar)"
+)
+"""PTX that becomes one machine instruction."""
+
+
+def _copies(ptx: Sequence[str], words: Sequence[int], lines: Sequence[int]) -> dict[int, int]:
+    """Line of the PTX → how many copies of its basic block there are.
+
+    What is one instruction in both languages tells, in the median of the block's; a block without such is taken to be
+    there once.
+    """
+    found = Counter(line for word, line in zip(words, lines, strict=True) if _PIPE_OF.get(word & 0x1FF) in _TELLING)
+    copies: dict[int, int] = {}
+    block: list[int] = []
+    for number, text in enumerate([*ptx, "end:"], 1):
+        if text.rstrip().endswith(":") or "bra" in text:
+            telling = [found[line] for line in block if found[line] and _COUNTED.match(ptx[line - 1])]
+            if telling and median_low(telling) > 1:
+                copies |= dict.fromkeys(block, median_low(telling))
+            block = []
+        block.append(number)
+    return copies
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------

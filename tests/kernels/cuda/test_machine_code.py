@@ -112,6 +112,29 @@ st.global.f32 [%rd1], %f3;
 
 
 @CCS
+def test_a_loop_that_ptxas_unrolls_is_counted_as_often_as_it_ran(cc: tuple[int, int]) -> None:
+    """1000 iterations of a load and five other instructions, and what unrolling adds, however many copies there are."""
+    body = """ld.param.u32 %r50, [n];
+mov.u32 %r90, 0;
+again:
+ld.volatile.global.u32 %r4, [%rd1];
+xor.b32 %r90, %r90, %r4;
+add.s64 %rd1, %rd1, 4096;
+sub.u32 %r50, %r50, 1;
+setp.ne.u32 %p1, %r50, 0;
+@%p1 bra again;
+st.global.u32 [%rd1], %r90;
+"""
+    compiled = assembled(body, cc)
+    loop = [number for number, line in enumerate(compiled.ptx.split("\n"), 1) if "again" in line]
+    code = machine_code(compiled)
+    assert sum(instruction.load_bytes > 0 for instruction in code) > 1, "it is unrolled"
+    done = executed(code, dict.fromkeys(range(loop[0], loop[1] + 1), 1000))
+    assert done.by_pipe[MEMORY] == pytest.approx(1000)
+    assert 3000 < done.instructions < 15000
+
+
+@CCS
 def test_tensor_instructions(cc: tuple[int, int]) -> None:
     body = quad_loads(4, waiting=False).replace("st.global", "//") + (
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1,%f2,%f3,%f4}, {%r0,%r1,%r2,%r3}, {%r4,%r5},"
