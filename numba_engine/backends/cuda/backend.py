@@ -31,7 +31,7 @@ from numba_engine.backends.cuda.kernels.attention import MAX_HEAD_DIM, Scratch, 
 from numba_engine.backends.cuda.kernels.embedding import embedding
 from numba_engine.backends.cuda.kernels.gather_rows import gather_rows
 from numba_engine.backends.cuda.kernels.head_norm import head_norm
-from numba_engine.backends.cuda.kernels.linear import Segment, linear
+from numba_engine.backends.cuda.kernels.linear import Segment, linear, staging_words
 from numba_engine.backends.cuda.kernels.norm_gate_up_silu import norm_gate_up_silu
 from numba_engine.backends.cuda.kernels.norm_linear import norm_linear
 from numba_engine.backends.cuda.kernels.norm_qkv_rope_store import Destination, norm_qkv_rope_store
@@ -147,11 +147,17 @@ class CudaBackend(ReplayBackend):
         rms_norm(self.device, _on_device(out), _on_device(x), _on_device(weight), eps)
 
     def linear(self, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
-        on_device = None if bias is None else _on_device(bias)
-        linear(self.device, _on_device(out), _on_device(x), _segments(weight), on_device)
+        self._linear(out, x, weight, None if bias is None else _on_device(bias), add=False)
 
     def linear_add(self, residual: Array, x: Array, weight: Weight) -> None:
-        linear(self.device, _on_device(residual), _on_device(x), _segments(weight), add=True)
+        self._linear(residual, x, weight, None, add=True)
+
+    def _linear(self, out: Array, x: Array, weight: Weight, bias: DeviceArray | None, *, add: bool) -> None:
+        segments = _segments(weight)
+        num_words = staging_words(segments, *x.shape)
+        staging = self.empty((num_words,), np.dtype(np.uint32)) if num_words else None
+        on_device = None if staging is None else staging.on_device
+        linear(self.device, _on_device(out), _on_device(x), segments, bias, add=add, staging=on_device)
 
     def rope(self, qkv: Array, positions: Array, table: RopeTable, shape: AttentionShape) -> None:
         rope(self.device, _on_device(qkv), _on_device(positions), _on_device(table.cos), _on_device(table.sin), shape)

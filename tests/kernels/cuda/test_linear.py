@@ -7,6 +7,8 @@ import pytest
 
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.kernels.packing import pack
+from numba_engine.backends.ptx import PtxDevice
+from numba_engine.config import EngineConfig
 from numba_engine.errors import BackendUnavailableError
 from numba_engine.storage import StorageFormat, StoredTensor, dequantize, quantize
 from tests.kernels.cuda.conftest import filled, nmse, normal
@@ -54,6 +56,35 @@ def test_a_row_is_the_same_bits_in_any_batch(
     smaller = [slice(5, 7), slice(11, 23)] if (format, 3) in NUM_TOKENS else []
     for rows in (slice(0, 1), slice(9, 16), *smaller):
         np.testing.assert_array_equal(run(backend, [tensor], x[rows]), together[rows])
+
+
+@pytest.mark.parametrize("format", [StorageFormat.BF16, StorageFormat.Q4_1], ids=lambda f: f.label)
+def test_many_rows_equal_the_reference_and_few(
+    backend: CudaBackend, rng: np.random.Generator, format: StorageFormat
+) -> None:
+    """The GEMM: rows and outputs that fill no tile, fewer units of columns than slices, and more."""
+    for num_tokens, rows, columns in [(33, 40, 96), (64, 33, 1120), (130, 7, 64)]:
+        tensor, x, bias = matrix(rng, format, rows, columns), normal(rng, num_tokens, columns), normal(rng, rows)
+        linear = reference.linear_int8 if format.is_quantized else reference.linear
+        out = run(backend, [tensor], x, bias)
+        assert nmse(out, linear(x, dequantize(tensor), bias)) < NMSE.get(format, 1e-12)
+        np.testing.assert_array_equal(out[-16:], run(backend, [tensor], x[-16:], bias))
+
+
+@pytest.mark.parametrize("format", [StorageFormat.BF16, StorageFormat.Q4_1], ids=lambda f: f.label)
+def test_the_gemm_meets_no_bank_twice_and_reads_weights_once_a_block(
+    rng: np.random.Generator, format: StorageFormat
+) -> None:
+    device = PtxDevice(counting=True)
+    backend = CudaBackend(device, EngineConfig(), name="ptx")
+    weight = backend.load_weight("w", [matrix(rng, format, 128, 256)])
+    backend.linear(filled(backend, 64, 128), backend.upload(normal(rng, 64, 256)), weight)
+    stage, gemm = device.launches
+    assert (stage.kernel, gemm.kernel) == (f"gemm_stage_{format.label.lower()}", f"gemm_{format.label.lower()}")
+    assert gemm.shared_wavefronts == gemm.shared_wavefronts_ideal
+    assert stage.shared_wavefronts <= 1.02 * stage.shared_wavefronts_ideal
+    assert gemm.arrays["w"].load.bytes_by_width[16] >= 0.8 * gemm.arrays["w"].load.bytes
+    assert gemm.arrays["w"].distinct_bytes_read == gemm.arrays["w"].nbytes
 
 
 @pytest.mark.parametrize("format", [f for f in FORMATS if f.is_quantized], ids=lambda f: f.label)

@@ -7,7 +7,8 @@ Arrays (all flat)
     bias     float32 [out_stride] (read if has_bias)
 
 The loop is that of ``streaming``, the arithmetic that of ``planes``. A block makes 32 neighbouring outputs for up to 16
-rows of x; more rows repeat the grid. Bytes moved: every weight byte once per 16 rows of x; x once a block, out once.
+rows of x; more rows repeat the grid. From ``MANY_ROWS`` on it is ``gemm``'s, with the same bits. Bytes moved: every
+weight byte once per 16 rows of x; x once a block, out once.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from numba.cuda.types import float32, uint32
 
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
+from numba_engine.backends.cuda.kernels.gemm import gemm, staged_words, write_output
 from numba_engine.backends.cuda.kernels.linear_f32 import ROWS, linear_f32_kernel
 from numba_engine.backends.cuda.kernels.packing import num_tiles
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.storage import StorageFormat
+
+MANY_ROWS = 33
+"""From here on ``gemm`` reads the weights less often than a third pass over them would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +51,8 @@ def neighbours(pair, shape):  # type: ignore[no-untyped-def]
 def write_outputs(arguments, pair, row, token, a, b):  # type: ignore[no-untyped-def]
     out, bias, out_features, out_stride, out_offset, add, has_bias = arguments
     column = uint32(pair * uint32(32) + row)
-    _write(out, bias, token, column, a, out_features, out_stride, out_offset, add, has_bias)
-    _write(out, bias, token, uint32(column + uint32(16)), b, out_features, out_stride, out_offset, add, has_bias)
-
-
-@cuda.jit(device=True, inline="always")
-def _write(out, bias, token, column, value, out_features, out_stride, out_offset, add, has_bias):  # type: ignore[no-untyped-def]
-    if column < out_features:
-        place = uint32(token * out_stride + out_offset + column)
-        if has_bias != uint32(0):
-            value += bias[uint32(out_offset + column)]
-        if add != uint32(0):
-            value += out[place]
-        out[place] = value
+    write_output(out, bias, token, column, a, out_features, out_stride, out_offset, add, has_bias)
+    write_output(out, bias, token, uint32(column + uint32(16)), b, out_features, out_stride, out_offset, add, has_bias)
 
 
 @cache
@@ -84,6 +78,14 @@ def linear_kernel(format: StorageFormat, tokens: int) -> Kernel:
     return Kernel(f"linear_{format.label.lower()}_x{tokens}", unroll_into(linear, body), arguments, THREADS, MIN_BLOCKS)
 
 
+def staging_words(segments: Sequence[Segment], num_rows: int, in_features: int) -> int:
+    """uint32 words of scratch that ``linear`` wants, 0 for few rows."""
+    if num_rows < MANY_ROWS:
+        return 0
+    formats = {segment.format for segment in segments} - {StorageFormat.F32}
+    return max((staged_words(format, num_rows, in_features) for format in formats), default=0)
+
+
 def linear(
     device: Device,
     out: DeviceArray,
@@ -92,8 +94,12 @@ def linear(
     bias: DeviceArray | None = None,
     *,
     add: bool = False,
+    staging: DeviceArray | None = None,
 ) -> None:
-    """out [R, out_features] = x @ weight.T (+ bias), or += with ``add``. A launch a segment of equal format."""
+    """out [R, out_features] = x @ weight.T (+ bias), or += with ``add``. A launch (two) a segment of equal format.
+
+    ``staging`` is scratch of ``staging_words``; without it many rows go the way of few.
+    """
     num_rows, in_features = x.shape
     first_feature = 0
     for segment in segments:
@@ -103,6 +109,18 @@ def linear(
             tokens = 1 if num_rows == 1 else 4
             grid = -(-segment.num_rows // ROWS), -(-num_rows // tokens)
             device.launch(linear_f32_kernel(tokens), grid, [*arrays, *sizes, *rest, int(bias is not None)])
+        elif staging is not None and num_rows >= MANY_ROWS:
+            gemm(
+                device,
+                out,
+                x,
+                staging,
+                segment.format,
+                segment.weights,
+                segment.num_rows,
+                arrays[3],
+                [first_feature, int(add), int(bias is not None)],
+            )
         else:
             tokens, pairs = tokens_for(num_rows), num_tiles(segment.num_rows) // 2
             kernel = linear_kernel(segment.format, tokens)
