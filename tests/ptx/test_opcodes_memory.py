@@ -102,6 +102,68 @@ def test_shared_static_dynamic_and_barrier(device: PtxDevice) -> None:
     assert (device.download(out) == want).all()
 
 
+def test_dynamic_shared_memory_has_many_names(device: PtxDevice) -> None:
+    """All external arrays begin at the same place, behind the static ones."""
+    text = """
+.extern .shared .align 16 .b8 words[];
+.shared .align 4 .b8 fixed[4];
+.extern .shared .align 16 .b8 floats[];
+.visible .entry k(.param .u64 out) {
+    .reg .b32 %r<8>; .reg .b64 %d<2>; .reg .pred %p<1>;
+    mov.u32 %r0, %tid.x; mov.u32 %r1, words; mov.u32 %r2, floats;
+    setp.eq.u32 %p0, %r0, 0; @%p0 st.shared.u32 [fixed], 99;
+    mad.lo.u32 %r3, %r0, 4, %r1; mul.lo.u32 %r4, %r0, 5; st.shared.u32 [%r3], %r4;
+    bar.sync 0;
+    sub.u32 %r5, 31, %r0; mad.lo.u32 %r3, %r5, 4, %r2; ld.shared.u32 %r6, [%r3];
+    ld.param.u64 %d0, [out]; mad.wide.u32 %d0, %r0, 4, %d0; st.global.u32 [%d0], %r6;
+    ret;
+}"""
+    out = device.upload(np.zeros(32, np.uint32))
+    execute(device, text, [pointer(out)], block=32, shared_bytes=128)
+    assert device.download(out).tolist() == [5 * i for i in range(31, -1, -1)]
+
+
+NON_COHERENT = """
+.visible .entry k(.param .u64 data, .param .u64 out, .param .u32 written) {
+    .reg .b32 %r<6>; .reg .b64 %d<6>; .reg .pred %p<1>;
+    mov.u32 %r0, %tid.x; ld.param.u64 %d0, [data]; ld.param.u64 %d1, [out]; ld.param.u32 %r1, [written];
+    mul.wide.u32 %d2, %r0, 16; add.u64 %d3, %d0, %d2; add.u64 %d4, %d1, %d2;
+    setp.lt.u32 %p0, %r0, %r1; @%p0 WRITE;
+    bar.sync 0;
+    ld.global.nc.v2.u32 {%r2, %r3}, [%d3+8];
+    st.global.v2.u32 [%d4], {%r2, %r3};
+    ret;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("write", "threads", "is_wrong"),
+    [
+        ("st.global.u32 [%d3+12], 7", 6, True),
+        ("red.global.add.u32 [%d3+8], 1", 6, True),
+        ("st.global.u8 [%d3+11], 7", 6, True),
+        ("st.global.v2.u32 [%d3], {%r0, %r0}", 6, False),
+        ("st.global.u32 [%d3+12], 7", 0, False),
+    ],
+    ids=["word", "atomic", "byte", "neighbours", "nobody"],
+)
+def test_non_coherent_loads_of_what_the_launch_writes(write: str, threads: int, is_wrong: bool) -> None:
+    device = PtxDevice(memory_bytes=1 << 20)
+    data, out = device.upload(np.zeros(32 * 4, np.uint32), "data"), device.upload(np.zeros(32 * 4, np.uint32))
+    arguments = [pointer(data), pointer(out), threads]
+    text = NON_COHERENT.replace("WRITE", write)
+    if not is_wrong:
+        for _ in range(2):  # what a launch before has written may be read
+            execute(device, text, arguments, block=32)
+            device.write(data, np.arange(128, dtype=np.uint32))
+        return
+    with pytest.raises(PtxError, match="data byte 8 of 512") as caught:
+        execute(device, text, arguments, block=32)
+    assert caught.value.kind == "non-coherent-read"
+    assert caught.value.thread == (0, 0, 0)
+    execute(device, text, [*arguments[:2], 0], block=32)
+
+
 def test_local_and_constant_memory(device: PtxDevice) -> None:
     text = """
 .const .align 4 .u32 table[4] = {10, 20, 0x1E, 40};

@@ -193,9 +193,9 @@ class Binding:
         ranges = [(start, start + variable.nbytes) for start, variable in program.shared.values()]
         extent = program.shared_extent
         self.shared_offsets = {name: start for name, (start, _) in program.shared.items()}
-        if program.dynamic_shared is not None:
+        if program.dynamic_shared:
             start = -(-(extent + (128 if extent else 0)) // 128) * 128
-            self.shared_offsets[program.dynamic_shared] = start
+            self.shared_offsets.update(dict.fromkeys(program.dynamic_shared, start))
             if self.dynamic_shared_bytes:
                 ranges.append((start, start + self.dynamic_shared_bytes))
             extent = start + self.dynamic_shared_bytes

@@ -357,6 +357,7 @@ class PtxDevice:
         self._check_launch(program, grid_dim, block_dim, shared_bytes)
         params = pack_arguments(program, arguments)
         self.arena.write(self._params, params)
+        self.arena.written.begin_launch()
         num_blocks = grid_dim[0] * grid_dim[1] * grid_dim[2]
         batch = num_blocks if cooperative else self._batch_blocks(num_blocks, block_dim)
         machine = self._machine(kernel, batch, block_dim, shared_bytes)

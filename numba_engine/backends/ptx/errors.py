@@ -14,6 +14,7 @@ ErrorKind = Literal[
     "uninitialised-shared",
     "uninitialised-global",
     "read-only",
+    "non-coherent-read",
     "shared-race",
     "divergent-barrier",
     "divergent-warp",

@@ -46,6 +46,21 @@ class Allocation:
         return self.start + self.nbytes
 
 
+class Written:
+    """What the launch in progress has written, for reads that may not see it."""
+
+    def __init__(self, stamps: np.ndarray) -> None:
+        self.stamps = stamps
+        """uint32 per word of the arena: the last launch that wrote it."""
+        self.launch = np.uint32(0)
+        self.bounds = np.zeros(2, np.uint64)
+        """All that it has written lies from the one offset to the other."""
+
+    def begin_launch(self) -> None:
+        self.launch += np.uint32(1)
+        self.bounds[:] = np.iinfo(np.uint64).max, 0
+
+
 class Arena:
     """Global memory: reserved address space, backed by real memory as it is touched."""
 
@@ -58,6 +73,7 @@ class Arena:
         self.allocations: list[Allocation] = []
         """Ascending by address."""
         self._views: dict[Any, np.ndarray] = {np.dtype(np.uint8): self.bytes}
+        self.written = Written(reserve(self.capacity_bytes).view(np.uint32))
         self.table = np.zeros((3, 0), np.uint64)
         """Starts and ends of the allocations, as offsets into the arena, and 1 for those that are read-only."""
 
@@ -253,6 +269,31 @@ def check_initialised(addresses, immediate, base, mask, initialised, nbytes):  #
             for byte in range(nbytes):
                 if not initialised[offset + uint64(byte)]:
                     return 4 * lane + UNINITIALISED
+    return OK
+
+
+@njit(cache=True, nogil=True)
+def mark_written(addresses, immediate, base, mask, nbytes, stamps, launch, bounds):  # type: ignore[no-untyped-def]
+    start, last = uint64(immediate) - uint64(base), uint64(nbytes - 1)
+    for lane in range(addresses.size):
+        if mask[lane]:
+            offset = addresses[lane] + start
+            bounds[0], bounds[1] = min(bounds[0], offset), max(bounds[1], offset + last)
+            for word in range(offset >> uint64(2), ((offset + last) >> uint64(2)) + uint64(1)):
+                stamps[word] = launch
+
+
+@njit(cache=True, nogil=True)
+def find_written(addresses, immediate, base, mask, nbytes, stamps, launch, bounds):  # type: ignore[no-untyped-def]
+    """The first lane whose access touches a word the launch has written, else OK."""
+    start, last = uint64(immediate) - uint64(base), uint64(nbytes - 1)
+    for lane in range(addresses.size):
+        if mask[lane]:
+            offset = addresses[lane] + start
+            if offset <= bounds[1] and offset + last >= bounds[0]:
+                for word in range(offset >> uint64(2), ((offset + last) >> uint64(2)) + uint64(1)):
+                    if stamps[word] == launch:
+                        return lane
     return OK
 
 

@@ -83,6 +83,11 @@ def is_sync(instruction: Instruction) -> bool:
     return instruction.name in ("bar", "barrier") and "arrive" not in instruction.parts
 
 
+def is_non_coherent(instruction: Instruction) -> bool:
+    """A load through a cache that does not see what the launch writes."""
+    return instruction.name == "ld" and "nc" in instruction.parts
+
+
 def is_counted_barrier(instruction: Instruction) -> bool:
     if instruction.name not in ("bar", "barrier") or "warp" in instruction.parts:
         return False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from numba_engine.backends.ptx.cfg import BasicBlock, components, entries, order, regions_of, split
 from numba_engine.backends.ptx.inlining import Flattener
-from numba_engine.backends.ptx.operands import is_counted_barrier
+from numba_engine.backends.ptx.operands import is_counted_barrier, is_non_coherent
 from numba_engine.backends.ptx.parser import TYPE_BYTES, Address, Function, Module, Symbol, Variable
 from numba_engine.backends.ptx.registers import (
     allot,
@@ -42,13 +42,16 @@ class Program:
     """Static shared memory as a GPU would lay it out."""
     shared_extent: int
     """The same with guard gaps."""
-    dynamic_shared: str | None
+    dynamic_shared: tuple[str, ...]
+    """All names of the dynamic part: it begins at the same place under each."""
     local: dict[str, tuple[int, Variable]]
     local_bytes: int
     max_threads: int | None
     may_spin: bool
     """Some lanes may wait in a loop for others: nothing may be held once for several lanes."""
     shared_granule_log2: int
+    reads_non_coherently: bool
+    """By ld.global.nc, what no launch may write meanwhile."""
 
 
 def build(module: Module, function: Function, name: str) -> Program:
@@ -69,8 +72,8 @@ def build(module: Module, function: Function, name: str) -> Program:
         for variable in (*module.variables.values(), *flat.variables.values())
         if variable.space == "shared" and variable.name in shared_symbols
     ]
-    dynamic = next((v.name for v in shared_variables if v.is_extern or v.nbytes == 0), None)
-    static = [v for v in shared_variables if v.name != dynamic]
+    dynamic = tuple(v.name for v in shared_variables if v.is_extern or v.nbytes == 0)
+    static = [v for v in shared_variables if v.name not in dynamic]
     shared, extent = _lay_out(static, guard=SHARED_GUARD_BYTES)
     local, local_bytes = _lay_out([v for v in flat.variables.values() if v.space in ("local", "param")], guard=16)
     return Program(
@@ -94,6 +97,7 @@ def build(module: Module, function: Function, name: str) -> Program:
         max_threads=function.max_threads,
         may_spin=may_spin,
         shared_granule_log2=_shared_granule(blocks),
+        reads_non_coherently=any(is_non_coherent(one) for block in blocks for one in block.instructions),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from numba_engine.backends.ptx.binding import DTYPES
 from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.memory import GLOBAL_BASE, LOCAL_WINDOW, SHARED_WINDOW
-from numba_engine.backends.ptx.operands import BLOCK, THREAD
+from numba_engine.backends.ptx.operands import BLOCK, THREAD, is_non_coherent
 from numba_engine.backends.ptx.parser import (
     TYPE_BYTES,
     Address,
@@ -150,6 +151,7 @@ class Access:
             self.base, self.unit, self.stride = np.uint64(GLOBAL_BASE), self.size, 0
             self.memory, self.table = machine.arena.bytes, machine.arena.table
         self.is_global = space not in ("shared", "local")
+        self.is_non_coherent = is_non_coherent(at)
 
     def _bind_address(self, address: Address) -> None:
         """Sets ``flat``, a function giving the lanes' base addresses in the access's shape, and ``immediate``."""
@@ -199,6 +201,10 @@ class Access:
         if self.is_global:
             if machine.arena.initialised is not None:
                 self._check_initialised(addresses, lanes, reads, writes)
+            if writes and machine.program.reads_non_coherently:
+                memory.mark_written(*self._written(addresses, lanes))
+            elif self.is_non_coherent:
+                self._check_not_written(addresses, lanes)
             if machine.counting is not None:
                 self._count_global(mask, reads, writes)
         elif self.space == "shared":
@@ -278,6 +284,20 @@ class Access:
                 self.fault(result, addresses)
         if writes:
             memory.mark(addresses, self.immediate, self.base, lanes, arena.initialised, self.nbytes)
+
+    def _written(self, addresses: np.ndarray, lanes: np.ndarray) -> tuple[Any, ...]:
+        written = self.machine.arena.written
+        return (
+            *(addresses, self.immediate, self.base, lanes, self.nbytes),
+            *(written.stamps, written.launch, written.bounds),
+        )
+
+    def _check_not_written(self, addresses: np.ndarray, lanes: np.ndarray) -> None:
+        lane = int(memory.find_written(*self._written(addresses, lanes)))
+        if lane != memory.OK:
+            where = describe_global(self.machine, (int(addresses[lane]) + int(self.immediate)) % 2**64)
+            message = f"{self.nbytes} bytes at {where} were written by this launch; .nc may not see it"
+            raise self.machine.fault(self.at, "non-coherent-read", message, lane, self.threads)
 
     def fault(self, result: int, addresses: np.ndarray) -> None:
         lane, fault = divmod(int(result), 4)
