@@ -31,11 +31,11 @@ from collections.abc import Sequence
 from functools import cache
 
 from numba import cuda
-from numba.cuda.types import float32, uint32
+from numba.cuda.types import float32, uint32, uint64
 
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
-from numba_engine.backends.cuda.kernels.intrinsics import load_quad, store_quad
+from numba_engine.backends.cuda.kernels.intrinsics import address_of, load_quad, store_quad
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS, num_tiles, num_units
 from numba_engine.backends.cuda.kernels.planes import Planes, float_planes, int8_planes
 from numba_engine.backends.cuda.kernels.streaming import read_plain
@@ -147,19 +147,23 @@ def stage_planes_kernel(format: StorageFormat) -> Kernel:
 @cache
 def gemm_kernel(format: StorageFormat) -> Kernel:
     planes = _planes(format)
-    steps_per_unit, words, step_words, num_sums = (
-        64 // planes.step,
-        planes.staged_words,
-        planes.step_words,
-        planes.num_sums,
-    )
-    depth, set_words, unit_words = 2 * steps_per_unit, 2 * planes.tile_words, LAYOUTS[format].unit_words
+    steps_per_unit, words, num_sums = 64 // planes.step, planes.staged_words, planes.num_sums
+    depth, set_words, step_bytes = 2 * steps_per_unit, 2 * planes.tile_words, 4 * planes.step_words
+    unit_words, weight_words = LAYOUTS[format].unit_words, LAYOUTS[format].weight_words
+    row_scale_words = LAYOUTS[format].scale_words // 8
     tile_quads = steps_per_unit * words // 4  # of x, of a unit and 32 rows
     buffer_words = ROW_WARPS * 4 * tile_quads
     memory_words, ring_words = 2 * buffer_words, depth * set_words
     groups = ROWS // 4
     num_totals = 4 * groups
     load, multiply_step, total = planes.load, planes.multiply, planes.total
+
+    @cuda.jit(device=True, forceinline=True)
+    def places(weights, unit, lane):  # type: ignore[no-untyped-def]
+        """Byte addresses of the lane's first weights of a unit, and of its scales."""
+        first = uint32(unit * uint32(unit_words))
+        own = uint32(first + uint32(weight_words) + uint32(lane >> uint32(2)) * uint32(row_scale_words))
+        return address_of(weights, uint32(first + lane * uint32(4))), address_of(weights, own)
 
     @cuda.jit(device=True, forceinline=True)
     def copy_unit(target, staged, first_tile, unit, units):  # type: ignore[no-untyped-def]
@@ -199,14 +203,16 @@ def gemm_kernel(format: StorageFormat) -> Kernel:
         row_tile = uint32(uint32(cuda.blockIdx.x) * uint32(ROW_WARPS))
         units = uint32(uint32(in_features + uint32(63)) >> uint32(6))
         steps = uint32(units * uint32(steps_per_unit))
-        place_a = uint32(uint32(min(pair, uint32(num_pairs - uint32(1))) * uint32(2)) * units * uint32(unit_words))
-        place_b = uint32(place_a + units * uint32(unit_words))
+        tile = uint32(min(pair, uint32(num_pairs - uint32(1))) * uint32(2))
+        weights_a, scales_a = places(weights, uint32(tile * units), lane)
+        weights_b, scales_b = places(weights, uint32(tile * units + units), lane)
         target = shared_address(memory)
         copy_unit(target, staged, row_tile, uint32(0), units)
         for j in static_range(depth - 1):
             if uint32(j) < steps:
-                load(ring, set_words * j, weights, uint32(place_a + uint32(step_words * j)), 0, lane)
-                load(ring, set_words * j, weights, uint32(place_b + uint32(step_words * j)), 1, lane)
+                skip = uint64(step_bytes * j)
+                load(ring, set_words * j, 0, weights_a + skip, scales_a + skip)
+                load(ring, set_words * j, 1, weights_b + skip, scales_b + skip)
         for i in range(num_totals):
             totals[i] = float32(0)
         for i in range(num_sums):
@@ -226,8 +232,9 @@ def gemm_kernel(format: StorageFormat) -> Kernel:
                         ahead = uint32(unit * uint32(steps_per_unit) + uint32(j + depth - 1))
                         if ahead < steps:
                             at = set_words * ((u * steps_per_unit + j + depth - 1) % depth)
-                            load(ring, at, weights, uint32(place_a + ahead * uint32(step_words)), 0, lane)
-                            load(ring, at, weights, uint32(place_b + ahead * uint32(step_words)), 1, lane)
+                            skip = uint64(ahead) * uint64(step_bytes)
+                            load(ring, at, 0, weights_a + skip, scales_a + skip)
+                            load(ring, at, 1, weights_b + skip, scales_b + skip)
                         at = set_words * (u * steps_per_unit + j)
                         multiply_step(sums, ring, at, memory, uint32(base + uint32(words * j)), uint32(0), 0, lane)
                     unit = uint32(unit + uint32(1))
