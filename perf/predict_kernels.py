@@ -22,7 +22,7 @@ from numba_engine.profiling.step_tables import step_name, step_record
 from numba_engine.storage import StorageFormat
 from perf.machine import describe
 
-FORMATS = (StorageFormat.BF16, StorageFormat.F16, StorageFormat.Q8_0, StorageFormat.Q4_0, StorageFormat.Q4_1)
+FORMATS = (StorageFormat.BF16, StorageFormat.Q8_0, StorageFormat.Q4_0, StorageFormat.Q4_1)
 
 
 def main() -> None:
