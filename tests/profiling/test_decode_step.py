@@ -95,6 +95,9 @@ def test_the_command_predicts_steps(step: ModelStep, monkeypatch: pytest.MonkeyP
     assert (record["model"], record["format"], record["context"]) == ("llama-3.2-1b", "BF16", 513)
     assert list(record["predicted"]) == ["a100-80gb"]
     assert result.exit_code == bool(record["predicted"]["a100-80gb"]["misses"])
+    monkeypatch.setattr(decode_step, "observe_prefill", observed)
+    CliRunner().invoke(cli, [*arguments.split(), "--prompt", "70", "--json"])
+    assert asked[1] == (("llama-3.2-1b", StorageFormat.Q8_0, (9, 0)), {"num_tokens": 70, "fusion": True})
     table = CliRunner().invoke(cli, arguments.split()).output
     assert "llama-3.2-1b BF16 decode 1 × 513" in table
     assert "of 4 issue slots" in table
