@@ -1,6 +1,7 @@
 """numba_engine against llama.cpp: same files, same threads, one run, taking turns. Needs the ``perf`` extra.
 
-    python -m perf.compare_llama_cpp --formats Q4_1 Q4_0 Q8_0 F16 BF16
+    python -m perf.compare_llama_cpp --formats Q4_1
+    python -m perf.compare_llama_cpp --tests pp512 tg128 --patience 40 --name compare_formats  # 8 minutes at most
 
 Each engine lives in a process of its own and sleeps while the other works, so that neither disturbs the other's threads
 and peak memory is its own. What is timed: for llama.cpp the bare ``llama_decode``, without
@@ -12,6 +13,9 @@ sampling or text; for numba_engine the whole ``LLM.step``, scheduling, sampling 
     tg128x8      the same for 8 sequences at once, tokens of all of them together
     load         from the path to the first token, compiled kernels in the cache
     memory       peak resident set of the process after the tests of a single sequence
+
+Decoding waits for memory, so its rows also say what share numba_engine gets of the read bandwidth, which a third
+process measures with as many threads in between: the weights of the model and the mean context, once a token.
 
 Wants a machine with nothing else to do: threads that wait for each other suffer out of proportion when another process
 takes a core. So a repetition counts only if other processes took less than 5 % of the cores meanwhile; where patience
@@ -95,14 +99,21 @@ def compare(label: str, tests: list[Test], turns: Turns, num_threads: int) -> It
     """Rows of one format; ``ratio`` above 1 means that numba_engine is better."""
     for batch in sorted({test.batch for test in tests}):
         engines = [EngineProcess(kind, model_file(label), num_threads, batch) for kind in (NumbaEngine, LlamaCpp)]
+        memory = EngineProcess(ReadBandwidth, model_file(label), num_threads, batch)
         try:
             load_s = [Rates([engine.ask("load")]) for engine in engines]
             for test in (test for test in tests if test.batch == batch):
-                yield _row(label, test.name, "tok/s", *turns.take(engines, test), more_is_better=True)
+                reader = memory if test.gen_tokens and batch == 1 else None
+                ours, theirs, gbps = turns.take(engines, test, reader)
+                row = _row(label, test.name, "tok/s", ours, theirs, more_is_better=True)
+                if reader:
+                    streamed = median(ours.counted) * engines[0].ask("bytes_per_token", test) / 1e9
+                    row |= {"gbps": streamed, "read_bandwidth_gbps": gbps, "share": streamed / median(gbps)}
+                yield row
             peaks_mb = [Rates([engine.ask("peak_memory_mb")]) for engine in engines]
         finally:
-            for engine in engines:
-                engine.close()
+            for process in (*engines, memory):
+                process.close()
         if batch == 1:
             yield _row(label, "load", "s", *load_s, more_is_better=False)
             yield _row(label, "memory", "MB", *peaks_mb, more_is_better=False)
@@ -127,8 +138,11 @@ class Turns:
     repetitions: int
     patience_s: float
 
-    def take(self, engines: list[EngineProcess], test: Test) -> list[Rates]:
-        """Rates of each engine, after one repetition to warm up."""
+    def take(
+        self, engines: list[EngineProcess], test: Test, memory: EngineProcess | None
+    ) -> tuple[Rates, Rates, list[float]]:
+        """Rates of both engines, after one repetition to warm up, and of reading memory, GB/s."""
+        gbps = []
         for engine in engines:
             engine.ask("run", test)
         rates = [Rates([]) for _ in engines]
@@ -139,9 +153,12 @@ class Turns:
                 with engine.watched() as others:
                     rate = engine.ask("run", test)
                 (own.undisturbed if others.share < MAX_SHARE_OF_OTHERS else own.disturbed).append(rate)
+            if memory:
+                gbps.append(memory.ask("gbps"))
             if time.monotonic() > end:
                 break
-        return rates
+        ours, theirs = rates
+        return ours, theirs, gbps
 
 
 def _wait_for_quiet(end: float) -> None:
@@ -168,13 +185,14 @@ def ratio_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="numba_engine against llama.cpp (a ratio above 1 is better than llama.cpp)")
     for header in ("format", "test", "unit"):
         table.add_column(header)
-    for header in ("numba_engine", "llama.cpp", "ratio", "undisturbed"):
+    for header in ("numba_engine", "llama.cpp", "ratio", "of bandwidth", "undisturbed"):
         table.add_column(header, justify="right")
     for row in rows:
         ours, theirs = row["numba_engine"], row["llama_cpp"]
         numbers = (f"{number:.2f}" for number in (ours["median"], theirs["median"], row["ratio"]))
         counts = f"{len(ours['undisturbed'])} and {len(theirs['undisturbed'])}"
-        table.add_row(row["format"], row["test"], row["unit"], *numbers, counts)
+        share = f"{row['share']:.0%} of {median(row['read_bandwidth_gbps']):.0f} GB/s" if "share" in row else ""
+        table.add_row(row["format"], row["test"], row["unit"], *numbers, share, counts)
     return table
 
 
@@ -228,6 +246,10 @@ class NumbaEngine(Engine):
         )
         self.llm.generate([[1]], SamplingParams(temperature=0.0, max_tokens=1))
         return time.perf_counter() - start
+
+    def bytes_per_token(self, test: Test) -> float:
+        info = self.llm.model_info
+        return info.weight_bytes + info.kv_bytes_per_token * (test.depth + test.gen_tokens / 2)
 
     def prefill_s(self, prompt: list[int]) -> float:
         self._add("prompt", prompt, max_tokens=1)
@@ -292,10 +314,23 @@ class LlamaCpp(Engine):
         return time.perf_counter() - start
 
 
+class ReadBandwidth:
+    """Nothing but memory being read."""
+
+    def __init__(self, file: Path, num_threads: int, max_seqs: int) -> None:
+        from numba_engine.backends.cpu.backend import CpuBackend
+        from numba_engine.config import EngineConfig
+
+        self.backend = CpuBackend(EngineConfig(backend="cpu", num_threads=num_threads))
+
+    def gbps(self) -> float:
+        return self.backend.read_bandwidth_gbps()
+
+
 class EngineProcess:
     """An engine in a process of its own, which sleeps unless it is asked something."""
 
-    def __init__(self, kind: type[Engine], file: Path, num_threads: int, max_seqs: int) -> None:
+    def __init__(self, kind: type[Engine | ReadBandwidth], file: Path, num_threads: int, max_seqs: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(kind, file, num_threads, max_seqs, other), daemon=True)
@@ -337,7 +372,7 @@ def _busy_s(times: Any) -> float:
     return float(sum(getattr(times, kind, 0.0) for kind in kinds))
 
 
-def _serve(kind: type[Engine], file: Path, num_threads: int, max_seqs: int, pipe: Connection) -> None:
+def _serve(kind: type[Engine | ReadBandwidth], file: Path, num_threads: int, max_seqs: int, pipe: Connection) -> None:
     engine = kind(file, num_threads, max_seqs)
     while True:
         try:
