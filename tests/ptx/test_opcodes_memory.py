@@ -408,6 +408,8 @@ def test_hints_and_special_registers(device: PtxDevice) -> None:
         "discard.global.L2 [%d11], 128; applypriority.global.L2::evict_normal [%d11], 128; mov.u32 {d}, {a};"
     )
     assert (run(device, hints, [a], np.uint32) == a).all()
+    with pytest.raises(PtxError, match="out-of-bounds"):
+        run(device, "prefetch.global.L2 [%d11 + 65536]; mov.u32 {d}, {a};", [a], np.uint32)
     lane = a % 32
     specials = {
         "%tid.x": a,

@@ -22,7 +22,7 @@ class _Memory:
 class CudaArray:
     """An ``Array`` on a device; slices share its memory."""
 
-    __slots__ = ("_memory", "on_device")
+    __slots__ = ("__weakref__", "_memory", "on_device")
 
     def __init__(self, memory: _Memory, on_device: DeviceArray) -> None:
         self._memory = memory

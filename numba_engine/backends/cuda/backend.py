@@ -42,6 +42,7 @@ from numba_engine.backends.cuda.kernels.rope import rope
 from numba_engine.backends.cuda.kernels.sample import SampleScratch, SamplingArrays
 from numba_engine.backends.cuda.kernels.silu_and_mul import silu_and_mul
 from numba_engine.backends.cuda.kernels.store_kv import store_kv
+from numba_engine.backends.cuda.weight_order import WeightOrder
 from numba_engine.backends.replay import DecodeSampling, Drawn, Pending, Recording, ReplayBackend
 from numba_engine.config import EngineConfig
 from numba_engine.errors import BackendUnavailableError
@@ -73,6 +74,7 @@ class CudaBackend(ReplayBackend):
         )
         self.kv_cache_dtype = np.dtype(np.float32 if is_float32 else np.float16)
         self._fusion = config.fusion
+        self._order = WeightOrder()
         self._counts = self.upload(np.zeros((1, 1), np.uint32))
         self._arrivals = self.upload(np.zeros(64 * config.max_num_seqs, np.uint32))
 
@@ -157,7 +159,8 @@ class CudaBackend(ReplayBackend):
         num_words = staging_words(segments, *x.shape)
         staging = self.empty((num_words,), np.dtype(np.uint32)) if num_words else None
         on_device = None if staging is None else staging.on_device
-        linear(self.device, _on_device(out), _on_device(x), segments, bias, add=add, staging=on_device)
+        following, arrays = self._order.use(weight), (_on_device(out), _on_device(x))
+        linear(self.device, *arrays, segments, bias, add=add, staging=on_device, next_weights=following)
 
     def rope(self, qkv: Array, positions: Array, table: RopeTable, shape: AttentionShape) -> None:
         rope(self.device, _on_device(qkv), _on_device(positions), _on_device(table.cos), _on_device(table.sin), shape)
@@ -291,9 +294,11 @@ class CudaBackend(ReplayBackend):
         elif layer.q_norm is None and layer.k_norm is None and phases.fuses_rope(num_rows, segments, shape):
             caches = cache.k, cache.v, batch.slot_mapping
             to = Destination(*map(_on_device, (qkv, *caches, batch.positions, table.cos, table.sin)))
-            norm_qkv_rope_store(self.device, to, *arrays, bias, shape)
+            norm_qkv_rope_store(self.device, to, *arrays, bias, shape, self._order.use(layer.qkv_proj))
         else:
-            norm_linear(self.device, _on_device(qkv), *arrays, shape.rms_norm_eps, bias=bias)
+            following = self._order.use(layer.qkv_proj)
+            to_qkv = _on_device(qkv)
+            norm_linear(self.device, to_qkv, *arrays, shape.rms_norm_eps, bias=bias, next_weights=following)
             if layer.q_norm is not None and layer.k_norm is not None:
                 self.head_norm(qkv, layer.q_norm, layer.k_norm, shape)
             self.rope(qkv, batch.positions, table, shape)
@@ -307,9 +312,10 @@ class CudaBackend(ReplayBackend):
         if not (self._fusion and phases.fuses_norm(num_rows, segments)):
             super().norm_gate_up_silu(mlp_out, gate_up, normed, residual, layer, eps)
         elif phases.fuses_silu(num_rows, segments, size):
-            norm_gate_up_silu(self.device, _on_device(mlp_out), *arrays, eps)
+            norm_gate_up_silu(self.device, _on_device(mlp_out), *arrays, eps, self._order.use(layer.gate_up_proj))
         else:
-            norm_linear(self.device, _on_device(gate_up), *arrays, eps)
+            following = self._order.use(layer.gate_up_proj)
+            norm_linear(self.device, _on_device(gate_up), *arrays, eps, next_weights=following)
             self.silu_and_mul(mlp_out, gate_up)
 
     def norm_lm_head(
@@ -320,7 +326,7 @@ class CudaBackend(ReplayBackend):
             super().norm_lm_head(logits, last, residual, rows, final_norm, lm_head, eps)
             return
         arrays = _on_device(logits), _on_device(residual), segments, _on_device(final_norm)
-        norm_linear(self.device, *arrays, eps, rows=_on_device(rows))
+        norm_linear(self.device, *arrays, eps, rows=_on_device(rows), next_weights=self._order.use(lm_head))
 
 
 def _on_device(array: Array) -> DeviceArray:

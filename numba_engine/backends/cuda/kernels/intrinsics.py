@@ -25,7 +25,7 @@ def _asm(
     builder: Any, text: str, result: Any, count: int, args: list[Any], arg_types: list[Any], *, volatile: bool
 ) -> Any:
     """One inline PTX instruction; ``count`` results of one type (0: none)."""
-    constraints = [_RESULT[result]] * count + [_OPERAND[type] for type in arg_types]
+    constraints = [_RESULT[result] for _ in range(count)] + [_OPERAND[type] for type in arg_types]
     returned = ir.VoidType() if count == 0 else result if count == 1 else ir.LiteralStructType([result] * count)
     asm = ir.InlineAsm(ir.FunctionType(returned, arg_types), text, ",".join(constraints), side_effect=volatile)
     return builder.call(asm, args)
@@ -59,6 +59,18 @@ def address_of(typing_context: Any, array: Any, index: Any) -> Any:
         return builder.ptrtoint(_element(context, builder, signature.args[0], args[0], args[1]), _I64)
 
     return uint64(array, uint32), generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """prefetch(array, index): have L2 fetch the 128-byte line that holds array[index]. Nothing waits for it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = builder.ptrtoint(_element(context, builder, signature.args[0], args[0], args[1]), _I64)
+        _asm(builder, "prefetch.global.L2 [$0];", None, 0, [address], [_I64], volatile=True)
+        return context.get_dummy_value()
+
+    return void(array, uint32), generate
 
 
 def _load_at(count: int) -> Any:

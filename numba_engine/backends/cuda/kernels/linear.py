@@ -25,7 +25,7 @@ from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.gemm import gemm, staged_words, write_output
 from numba_engine.backends.cuda.kernels.linear_f32 import ROWS, linear_f32_kernel
 from numba_engine.backends.cuda.kernels.packing import num_tiles
-from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, stream, stream_grid, tokens_for
+from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.storage import StorageFormat
 
@@ -61,7 +61,20 @@ def linear_kernel(format: StorageFormat, tokens: int) -> Kernel:
     body = stream(format, tokens, neighbours, write_outputs)
 
     def linear(  # type: ignore[no-untyped-def]
-        out, x, weights, bias, num_rows, in_features, out_features, num_pairs, out_stride, out_offset, add, has_bias
+        out,
+        x,
+        weights,
+        bias,
+        num_rows,
+        in_features,
+        out_features,
+        num_pairs,
+        out_stride,
+        out_offset,
+        add,
+        has_bias,
+        ahead,
+        num_lines,
     ):
         return (
             x,
@@ -72,9 +85,11 @@ def linear_kernel(format: StorageFormat, tokens: int) -> Kernel:
             num_pairs,
             (),
             (out, bias, out_features, out_stride, out_offset, add, has_bias),
+            ahead,
+            num_lines,
         )
 
-    arguments = (float32[::1], float32[::1], uint32[::1], float32[::1], *[uint32] * 8)
+    arguments = (float32[::1], float32[::1], uint32[::1], float32[::1], *[uint32] * 8, uint32[::1], uint32)
     return Kernel(f"linear_{format.label.lower()}_x{tokens}", unroll_into(linear, body), arguments, THREADS, MIN_BLOCKS)
 
 
@@ -95,10 +110,12 @@ def linear(
     *,
     add: bool = False,
     staging: DeviceArray | None = None,
+    next_weights: DeviceArray | None = None,
 ) -> None:
     """out [R, out_features] = x @ weight.T (+ bias), or += with ``add``. A launch (two) a segment of equal format.
 
-    ``staging`` is scratch of ``staging_words``; without it many rows go the way of few.
+    ``staging`` is scratch of ``staging_words``; without it many rows go the way of few. ``next_weights`` are those that
+    L2 is asked for when these are done.
     """
     num_rows, in_features = x.shape
     first_feature = 0
@@ -125,5 +142,6 @@ def linear(
             tokens, pairs = tokens_for(num_rows), num_tiles(segment.num_rows) // 2
             kernel = linear_kernel(segment.format, tokens)
             grid = stream_grid(device, pairs, num_rows, tokens)
-            device.launch(kernel, grid, [*arrays, *sizes, pairs, *rest, int(bias is not None)])
+            ahead = ahead_of(next_weights if segment is segments[-1] else None, segment.weights, num_rows)
+            device.launch(kernel, grid, [*arrays, *sizes, pairs, *rest, int(bias is not None), *ahead])
         first_feature += segment.num_rows

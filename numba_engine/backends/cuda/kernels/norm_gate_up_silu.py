@@ -19,7 +19,7 @@ from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.linear import Segment
 from numba_engine.backends.cuda.kernels.packing import TILE_ROWS
 from numba_engine.backends.cuda.kernels.silu_and_mul import silu_times
-from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, stream, stream_grid, tokens_for
+from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.storage import StorageFormat
 
@@ -39,19 +39,31 @@ def _finish(arguments, pair, row, token, gate, up):  # type: ignore[no-untyped-d
 def norm_gate_up_silu_kernel(format: StorageFormat, tokens: int) -> Kernel:
     body = stream(format, tokens, _gate_and_up, _finish, is_normed=True)
 
-    def norm_gate_up_silu(out, x, norm_weight, weights, eps, num_rows, in_features, num_pairs, size):  # type: ignore[no-untyped-def]
-        return x, (norm_weight, eps), weights, num_rows, in_features, num_pairs, (num_pairs,), (out, size)
+    def norm_gate_up_silu(  # type: ignore[no-untyped-def]
+        out, x, norm_weight, weights, eps, num_rows, in_features, num_pairs, size, ahead, num_lines
+    ):
+        return (
+            x, (norm_weight, eps), weights, num_rows, in_features, num_pairs, (num_pairs,), (out, size),
+            ahead, num_lines,
+        )  # fmt: skip
 
-    arguments = (float32[::1], float32[::1], float32[::1], uint32[::1], float32, *[uint32] * 4)
+    arguments = (float32[::1], float32[::1], float32[::1], uint32[::1], float32, *[uint32] * 4, uint32[::1], uint32)
     name = f"norm_gate_up_silu_{format.label.lower()}_x{tokens}"
     return Kernel(name, unroll_into(norm_gate_up_silu, body), arguments, THREADS, MIN_BLOCKS)
 
 
 def norm_gate_up_silu(
-    device: Device, out: DeviceArray, x: DeviceArray, segments: list[Segment], norm_weight: DeviceArray, eps: float
+    device: Device,
+    out: DeviceArray,
+    x: DeviceArray,
+    segments: list[Segment],
+    norm_weight: DeviceArray,
+    eps: float,
+    next_weights: DeviceArray | None = None,
 ) -> None:
     (segment,), (num_rows, size) = segments, out.shape
     tokens, pairs = tokens_for(num_rows), size // TILE_ROWS
     arguments = [flat(out), flat(x), norm_weight, segment.weights, eps, num_rows, x.shape[1], pairs, size]
+    ahead = ahead_of(next_weights, segment.weights, num_rows)
     kernel = norm_gate_up_silu_kernel(segment.format, tokens)
-    device.launch(kernel, stream_grid(device, pairs, num_rows, tokens), arguments)
+    device.launch(kernel, stream_grid(device, pairs, num_rows, tokens), [*arguments, *ahead])

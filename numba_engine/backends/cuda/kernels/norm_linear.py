@@ -17,7 +17,7 @@ from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.linear import Segment, neighbours, write_outputs
 from numba_engine.backends.cuda.kernels.packing import num_tiles
-from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, stream, stream_grid, tokens_for
+from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.storage import StorageFormat
 
@@ -28,16 +28,22 @@ def norm_linear_kernel(format: StorageFormat, tokens: int, is_gathered: bool) ->
 
     def norm_linear(  # type: ignore[no-untyped-def]
         out, x, rows, norm_weight, weights, bias, eps, num_rows, in_features, out_features, num_pairs, out_stride,
-        out_offset, has_bias,
+        out_offset, has_bias, ahead, num_lines,
     ):  # fmt: skip
         return (
             x, (norm_weight, eps, rows), weights, num_rows, in_features, num_pairs, (),
-            (out, bias, out_features, out_stride, out_offset, uint32(0), has_bias),
+            (out, bias, out_features, out_stride, out_offset, uint32(0), has_bias), ahead, num_lines,
         )  # fmt: skip
 
     arrays = (float32[::1], float32[::1], int32[::1], float32[::1], uint32[::1], float32[::1])
     name = f"norm_linear_{format.label.lower()}{'_rows' if is_gathered else ''}_x{tokens}"
-    return Kernel(name, unroll_into(norm_linear, body), (*arrays, float32, *[uint32] * 7), THREADS, MIN_BLOCKS)
+    return Kernel(
+        name,
+        unroll_into(norm_linear, body),
+        (*arrays, float32, *[uint32] * 7, uint32[::1], uint32),
+        THREADS,
+        MIN_BLOCKS,
+    )
 
 
 def norm_linear(
@@ -50,6 +56,7 @@ def norm_linear(
     *,
     rows: DeviceArray | None = None,
     bias: DeviceArray | None = None,
+    next_weights: DeviceArray | None = None,
 ) -> None:
     """A launch a segment of equal format, none of them F32."""
     (num_rows, out_stride), in_features = out.shape, x.shape[1]
@@ -60,5 +67,6 @@ def norm_linear(
         arrays = [flat(out), flat(x), some_rows, norm_weight, segment.weights, norm_weight if bias is None else bias]
         sizes = [num_rows, in_features, segment.num_rows, pairs, out_stride, first_feature, int(bias is not None)]
         kernel = norm_linear_kernel(segment.format, tokens, rows is not None)
-        device.launch(kernel, stream_grid(device, pairs, num_rows, tokens), [*arrays, eps, *sizes])
+        ahead = ahead_of(next_weights if segment is segments[-1] else None, segment.weights, num_rows)
+        device.launch(kernel, stream_grid(device, pairs, num_rows, tokens), [*arrays, eps, *sizes, *ahead])
         first_feature += segment.num_rows

@@ -27,7 +27,7 @@ from numba_engine.backends.cuda.kernels.intrinsics import float_to_half
 from numba_engine.backends.cuda.kernels.linear import Segment
 from numba_engine.backends.cuda.kernels.rope import rotate
 from numba_engine.backends.cuda.kernels.store_kv import head_in_slot
-from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, stream, stream_grid, tokens_for
+from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.storage import StorageFormat
 
@@ -96,6 +96,7 @@ def norm_qkv_rope_store_kernel(format: StorageFormat, tokens: int, is_half: bool
     def norm_qkv_rope_store(  # type: ignore[no-untyped-def]
         qkv, k_cache, v_cache, x, norm_weight, weights, bias, cos, sin, positions, slot_mapping, eps, num_rows,
         in_features, num_pairs, half_tiles, first_head, num_heads, num_kv_heads, half, block_size, has_bias,
+        ahead, num_lines,
     ):  # fmt: skip
         return (
             x, (norm_weight, eps), weights, num_rows, in_features, num_pairs, (half_tiles,),
@@ -103,13 +104,14 @@ def norm_qkv_rope_store_kernel(format: StorageFormat, tokens: int, is_half: bool
                 (qkv, k_cache, v_cache), (bias, cos, sin, positions, slot_mapping),
                 (first_head, num_heads, num_kv_heads, half, block_size, has_bias),
             ),
+            ahead, num_lines,
         )  # fmt: skip
 
     cache_type = (uint16 if is_half else float32)[::1]
     outputs = (float32[::1], cache_type, cache_type)
     inputs = (float32[::1], float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], int32[::1], int32[::1])
     name = f"norm_qkv_rope_store_{format.label.lower()}_{'f16' if is_half else 'f32'}_x{tokens}"
-    arguments = (*outputs, *inputs, float32, *[uint32] * 10)
+    arguments = (*outputs, *inputs, float32, *[uint32] * 10, uint32[::1], uint32)
     return Kernel(name, unroll_into(norm_qkv_rope_store, body), arguments, THREADS, MIN_BLOCKS)
 
 
@@ -121,6 +123,7 @@ def norm_qkv_rope_store(
     norm_weight: DeviceArray,
     bias: DeviceArray | None,
     shape: AttentionShape,
+    next_weights: DeviceArray | None = None,
 ) -> None:
     """A launch a segment of equal format: each holds whole heads, none is F32."""
     num_rows, in_features = x.shape
@@ -136,5 +139,6 @@ def norm_qkv_rope_store(
         rest = [shape.num_kv_heads, half, block_size, int(bias is not None)]
         kernel = norm_qkv_rope_store_kernel(segment.format, tokens, is_half)
         grid = stream_grid(device, pairs, num_rows, tokens)
-        device.launch(kernel, grid, [*arrays, *tables, shape.rms_norm_eps, *sizes, *rest])
+        ahead = ahead_of(next_weights if segment is segments[-1] else None, segment.weights, num_rows)
+        device.launch(kernel, grid, [*arrays, *tables, shape.rms_norm_eps, *sizes, *rest, *ahead])
         first_row += segment.num_rows

@@ -24,8 +24,8 @@ from typing import Any
 from numba import cuda
 from numba.cuda.types import float32, uint32, uint64
 
-from numba_engine.backends.cuda.device import Device
-from numba_engine.backends.cuda.kernels.intrinsics import address_of, as_bits, as_float, load_quad, multiply
+from numba_engine.backends.cuda.device import Device, DeviceArray
+from numba_engine.backends.cuda.kernels.intrinsics import address_of, as_bits, as_float, load_quad, multiply, prefetch
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.planes import float_planes, int8_planes
 from numba_engine.backends.cuda.kernels.reductions import inverse_rms, sum_of_squares
@@ -38,7 +38,17 @@ MIN_BLOCKS = 2
 """Blocks of a multiprocessor, at least: 16 warps, each with several KB in flight."""
 TOKENS = (1, 4, 8, 16)
 """Rows of x that one pass over the weights serves."""
+AHEAD_BYTES = 4 << 20
+"""Of the next weight, asked for before its kernel begins: what memory delivers in the microsecond between two kernels,
+and a tenth of the smallest L2 this is for (A100)."""
 _NONE = 0xFFFFFFFF
+
+
+def ahead_of(next_weights: DeviceArray | None, otherwise: DeviceArray, num_rows: int) -> tuple[DeviceArray, int]:
+    """What a kernel asks L2 for when it is done, and how many lines of 128 bytes; 0 after anything but a short step."""
+    if next_weights is None or num_rows > TOKENS[-1]:
+        return otherwise, 0
+    return next_weights, min(next_weights.nbytes, AHEAD_BYTES) // 128
 
 
 def stream_grid(device: Device, num_pairs: int, num_rows: int, tokens: int) -> tuple[int, int]:
@@ -106,7 +116,9 @@ def stream(
 
     tiles_of(pair, shape) gives the two tiles of a pair, and finish(arguments, pair, row, token, a, b) takes outputs
     ``row`` of both, for row ``token`` of x. For ``is_normed`` what is multiplied is the RMSNorm of x, and ``norm`` is
-    (norm weight, eps), for ``is_gathered`` also the rows of x that are wanted.
+    (norm weight, eps), for ``is_gathered`` also the rows of x that are wanted. When a block is done it asks L2 for its
+    share of the first ``num_lines`` lines of ``ahead``, so that memory has work while the last blocks finish and the
+    next kernel starts.
     """
     row_of = listed_row if is_gathered else own_row
     read = _normed(row_of) if is_normed else read_plain
@@ -156,7 +168,7 @@ def stream(
             memory[uint32(uint32(norms_at) + thread)] = as_bits(inverse_rms(memory, first, size, norm[1]))
         cuda.syncthreads()
 
-    def body(x, norm, weights, num_rows, in_features, num_pairs, shape, arguments):  # type: ignore[no-untyped-def]
+    def body(x, norm, weights, num_rows, in_features, num_pairs, shape, arguments, ahead, num_lines):  # type: ignore[no-untyped-def]
         memory = cuda.shared.array(memory_words, uint32, 16)
         ring = cuda.local.array(ring_words, uint32)
         sums = cuda.local.array(num_sums, float32)
@@ -205,10 +217,10 @@ def stream(
                 while step < end:
                     for j in static_range(depth):
                         if step < end:
-                            ahead = uint32(step + uint32(depth - 1))
-                            if ahead < steps:
+                            coming = uint32(step + uint32(depth - 1))
+                            if coming < steps:
                                 at = set_words * ((j + depth - 1) % depth)
-                                skip = uint64(ahead) * uint64(step_bytes)
+                                skip = uint64(coming) * uint64(step_bytes)
                                 load(ring, at, 0, weights_a + skip, scales_a + skip)
                                 load(ring, at, 1, weights_b + skip, scales_b + skip)
                             multiply_step(sums, ring, set_words * j, memory, base, uint32(step - chunk), j % 2, lane)
@@ -256,5 +268,13 @@ def stream(
                         b += as_float(memory[uint32(place + uint32(outputs))])
                     finish(arguments, this, row, token, a, b)
             cuda.syncthreads()
+
+        share = uint32(uint32(num_lines + uint32(cuda.gridDim.x - 1)) // uint32(cuda.gridDim.x))
+        i = thread
+        while i < share:
+            line = uint32(uint32(cuda.blockIdx.x) * share + i)
+            if line < num_lines:
+                prefetch(ahead, uint32(line * uint32(32)))
+            i = uint32(i + uint32(THREADS))
 
     return body

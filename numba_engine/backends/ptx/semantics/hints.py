@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 
+from numba_engine.backends.ptx import counters, memory
+from numba_engine.backends.ptx.lanes import Mask
 from numba_engine.backends.ptx.machine import Machine
 from numba_engine.backends.ptx.parser import Instruction
 from numba_engine.backends.ptx.registry import Op, opcode
+from numba_engine.backends.ptx.semantics.load_store import BOTH, Access
+
+
+@opcode("prefetch", "prefetchu")
+def _prefetch(machine: Machine, at: Instruction) -> Op:
+    """Nothing is fetched or counted, but the address must lie in an array: else what is fetched is of no use."""
+    access = Access(machine, at, at.operands[0], "global", 1, BOTH, kind=counters.LOAD)
+
+    def check(mask: Mask) -> None:
+        addresses = access.flat()
+        result = memory.check_access(
+            addresses, access.immediate, access.base, machine.arena.table, mask.reduced(BOTH).reshape(-1), 1, 0
+        )
+        if result != memory.OK:
+            access.fault(result, addresses)
+
+    return check
 
 
 @opcode(
     "membar",
     "fence",
-    "prefetch",
-    "prefetchu",
     "discard",
     "applypriority",
     "nanosleep",
