@@ -54,8 +54,8 @@ def main() -> None:
 def _steps() -> Iterator[ModelStep]:
     for model, format in product(MODELS, FORMATS):
         yield observe_decode(model, format, (9, 0), context=128)
-    for model, format, num_seqs in product(MODELS, (StorageFormat.BF16, StorageFormat.Q4_0), (8, 64)):
-        yield observe_decode(model, format, (9, 0), num_seqs=num_seqs, context=128)
+    for model, format in product(MODELS, (StorageFormat.BF16, StorageFormat.Q4_0)):
+        yield observe_decode(model, format, (9, 0), num_seqs=8, context=128)
     for model in MODELS:
         yield observe_decode(model, StorageFormat.BF16, (9, 0), context=8192)
         yield observe_prefill(model, StorageFormat.BF16, (9, 0), num_tokens=512)
