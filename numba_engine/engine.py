@@ -184,10 +184,17 @@ class LLM:
             )
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a queued or running request and free its blocks now; its last output, or None if there is no such one."""
+        """End a queued or running request and free its blocks now; its last output, or None if there is no such one.
+
+        ``step`` hands nothing of it out any more, so its id is free for another request. One that has just ended by
+        itself ends as it did.
+        """
         with self._sole_thread():
-            request = self._requests.get(request_id)
-            return None if request is None else self._finish(request, FinishReason.ABORTED)
+            outputs = [output for output in self._unclaimed if output.request_id == request_id]
+            self._unclaimed = [output for output in self._unclaimed if output.request_id != request_id]
+            if request := self._requests.get(request_id):
+                outputs.append(self._finish(request, FinishReason.ABORTED))
+            return RequestOutput.merged(outputs) if outputs else None
 
     def step(self) -> list[RequestOutput]:
         """One forward pass: every scheduled sequence moves on. Outputs of the requests that got or ended something."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 
 class FinishReason(enum.Enum):
@@ -81,6 +82,18 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @staticmethod
+    def merged(outputs: Sequence[RequestOutput]) -> RequestOutput:
+        """One output that says what these, of one request, said one after the other."""
+        if len(outputs) == 1:
+            return outputs[0]
+        return replace(
+            outputs[-1],
+            text="".join(output.text for output in outputs),
+            token_ids=tuple(i for output in outputs for i in output.token_ids),
+            logprobs=tuple(p for output in outputs for p in output.logprobs),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import enum
 import logging
 import queue
@@ -22,7 +21,6 @@ from numba_engine import (
     LLM,
     EngineStats,
     NumbaEngineError,
-    PositionLogprobs,
     Progress,
     RequestOutput,
     SamplingParams,
@@ -102,7 +100,7 @@ class RequestStream:
                 await self._change()
             outputs, self._outputs, self._pending_bytes = self._outputs, [], 0
             if outputs:
-                yield _merged(outputs)
+                yield RequestOutput.merged(outputs)
             if self.ended and not self._outputs:
                 break
         if self._error is not None:
@@ -387,9 +385,7 @@ class EngineLoop:
             if self._engine_profile is not None and self._engine_profile[0].owns(output.request_id):
                 profiled.append(output)
                 continue
-            stream = self._engine_streams.get(output.request_id)
-            if stream is None:
-                continue  # of a step that was done before the request was aborted, and is handed out after
+            stream = self._engine_streams[output.request_id]
             if output.finished:
                 del self._engine_streams[output.request_id]
             events.append((stream, output))
@@ -419,8 +415,7 @@ class EngineLoop:
         if self._engine_streams.get(stream.request_id) is not stream:
             return None
         output = llm.abort(stream.request_id)
-        if output is None:
-            return None  # it has finished, and its last output comes with the next step
+        assert output is not None, "whose last output has not come is in the engine"
         del self._engine_streams[stream.request_id]
         self._post((stream, output))
         return output.usage
@@ -448,23 +443,6 @@ class EngineLoop:
         # The loop is closed when the process ends without waiting for this thread.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
-
-
-def _merged(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """One output that says what these said one after the other."""
-    if len(outputs) == 1:
-        return outputs[0]
-    logprobs: list[PositionLogprobs] = []
-    token_ids: list[int] = []
-    for output in outputs:
-        logprobs += output.logprobs
-        token_ids += output.token_ids
-    return dataclasses.replace(
-        outputs[-1],
-        text="".join(output.text for output in outputs),
-        token_ids=tuple(token_ids),
-        logprobs=tuple(logprobs),
-    )
 
 
 # What an event takes on the wire, about: counted per output, exactness would cost more than it is worth.

@@ -130,6 +130,34 @@ def test_abort_and_the_same_id_again(make_deferred: MakeDeferred, llm: LLM) -> N
     assert deferred.stats.num_free_kv_blocks == free
 
 
+def test_outputs_that_wait_when_their_request_is_aborted_are_nobody_s(make_deferred: MakeDeferred, llm: LLM) -> None:
+    expected = llm.generate(PROMPT[5:], GREEDY)[0].token_ids
+    deferred = make_deferred()
+    deferred.add_request("same", PROMPT, GREEDY)
+    for _ in range(3):
+        deferred.step()
+    deferred.start_profile()  # is done with the step in flight, whose outputs wait for the next step
+    last = deferred.abort("same")
+    assert last is not None
+    assert len(last.token_ids) == 1, "what waited is part of the end"
+    assert last.finish_reason is FinishReason.ABORTED
+    deferred.add_request("same", PROMPT[5:], GREEDY)
+    assert tuple(i for output in collect(deferred)["same"] for i in output.token_ids) == expected
+
+
+def test_who_has_ended_before_the_abort_has_ended_as_it_did(make_deferred: MakeDeferred) -> None:
+    deferred = make_deferred()
+    deferred.add_request("ends", PROMPT, SamplingParams(temperature=0, ignore_eos=True, max_tokens=4))
+    for _ in range(3):
+        deferred.step()
+    deferred.start_profile()
+    last = deferred.abort("ends")
+    assert last is not None
+    assert last.finish_reason is FinishReason.MAX_TOKENS
+    assert not deferred.has_unfinished
+    assert deferred.abort("ends") is None
+
+
 def test_another_request_at_the_same_place(make_deferred: MakeDeferred, llm: LLM) -> None:
     """The second decodes from where the first ended, with a state that must not be taken for its own."""
     longer = [*PROMPT, 11, 12, 13]

@@ -187,11 +187,13 @@ class FakeLLM:
         self._waiting.append(_Request(request_id, token_ids, params))
 
     def abort(self, request_id: str) -> RequestOutput | None:
+        outputs = [output for output in self._unclaimed if output.request_id == request_id]
+        self._unclaimed = [output for output in self._unclaimed if output.request_id != request_id]
         for request in self._waiting + self._running:
             if request.request_id == request_id:
                 self._num_aborted += 1
-                return self._output(request, "", (), FinishReason.ABORTED)
-        return None
+                outputs.append(self._output(request, "", (), FinishReason.ABORTED))
+        return RequestOutput.merged(outputs) if outputs else None
 
     def step(self) -> list[RequestOutput]:
         if self._gated:
