@@ -184,6 +184,13 @@ def cut_rows(args: int, first: int, num_rows: int) -> None:
 
 
 @inner
+def cut_alike(args: int, others: int) -> None:
+    """Give two jobs over as many rows of weights the same items, those of the job at ``args``."""
+    store_i64(others, _BLOCK_ROWS, load_i64(args, _BLOCK_ROWS))
+    store_i64(others, _PANEL_PAIRS, load_i64(args, _PANEL_PAIRS))
+
+
+@inner
 def num_items(num_rows: int, num_x_rows: int, args: int) -> int:
     """Items of a job over ``num_rows`` rows of weights: groups, or for prompts blocks of x times pairs of groups."""
     groups = (num_rows + LANES - 1) // LANES

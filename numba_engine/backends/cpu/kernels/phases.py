@@ -32,6 +32,7 @@ from numba_engine.backends.cpu.kernels.linear import (
     NEXT_BYTES,
     NUM_LINEAR_ARGS,
     PROMPT_ROWS,
+    cut_alike,
     cut_rows,
     min_piece,
     multiply,
@@ -151,6 +152,7 @@ def norm_gate_up_silu(
     if up == 0:
         cut_rows(args + 8 * _GATE_ARGS, 0, intermediate)
         cut_rows(args + 8 * _UP_ARGS, intermediate, intermediate)
+    cut_alike(args + 8 * _GATE_ARGS, args + 8 * _UP_ARGS)
     team[ARGS + _GATE_KERNEL] = table[0, KERNEL]
     team[ARGS + _UP_KERNEL] = table[up, KERNEL]
     team[ARGS + _OUT] = out.ctypes.data
