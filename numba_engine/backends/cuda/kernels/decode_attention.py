@@ -55,7 +55,7 @@ from numba_engine.backends.cuda.kernels.attention_tiles import (
     split_planes,
     sum_over_lanes_of_a_row,
 )
-from numba_engine.backends.cuda.kernels.intrinsics import divide
+from numba_engine.backends.cuda.kernels.intrinsics import divide, store_pair
 from numba_engine.backends.cuda.kernels.tensor_cores import (
     commit_copies,
     copy_async,
@@ -63,7 +63,6 @@ from numba_engine.backends.cuda.kernels.tensor_cores import (
     load_pair,
     load_quad_once,
     shared_address,
-    store_pair,
     wait_for_copies,
 )
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
@@ -240,7 +239,7 @@ def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
                             if position > own_position or uint32(position + window) <= own_position:
                                 dots[4 * u + 2 * h + i] = float32(-infinity)
                     place = uint32((g + uint32(8 * h)) * uint32(SCORES_STRIDE) + token)
-                    store_pair(scores, place, dots[4 * u + 2 * h], dots[4 * u + 2 * h + 1])
+                    store_pair(scores, place, (dots[4 * u + 2 * h], dots[4 * u + 2 * h + 1]))
             step = uint32(step + uint32(8 * WARPS * flight))
         wait_for_copies()
         cuda.syncthreads()
@@ -292,7 +291,7 @@ def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
             if row <= last_row:
                 part = uint32(uint32(parts + split) * split_rows + row)
                 if is_split and warp == uint32(0) and t == uint32(0):
-                    store_pair(stats, uint32(part * uint32(2)), maxima[h], total)
+                    store_pair(stats, uint32(part * uint32(2)), (maxima[h], total))
                 token = uint32(row // group_size)
                 head = uint32(kv_head * group_size + (row - token * group_size))
                 place = uint32((first_token + token) * num_heads + head)
@@ -301,9 +300,11 @@ def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
                     if dim < uint32(head_dim):
                         a, b = result[4 * i + 2 * h], result[4 * i + 2 * h + 1]
                         if is_split:
-                            store_pair(partials, uint32(part * uint32(head_dim) + dim), a, b)
+                            store_pair(partials, uint32(part * uint32(head_dim) + dim), (a, b))
                         else:
-                            store_pair(out, uint32(place * uint32(head_dim) + dim), divide(a, total), divide(b, total))
+                            store_pair(
+                                out, uint32(place * uint32(head_dim) + dim), (divide(a, total), divide(b, total))
+                            )
         if is_split:
             counter = uint32(uint32(sequence * num_kv_heads + kv_head) * (split_rows // uint32(rows)) + tile)
             if is_last_to_arrive(arrivals, counter, uint32(last_segment - first_segment + uint32(1)), arrived):

@@ -50,7 +50,7 @@ from numba_engine.backends.cuda.kernels.attention_tiles import (
     sum_over_lanes_of_a_row,
 )
 from numba_engine.backends.cuda.kernels.decode_attention import units_of, value_swizzle
-from numba_engine.backends.cuda.kernels.intrinsics import divide, exp2, fma, select
+from numba_engine.backends.cuda.kernels.intrinsics import divide, exp2, fma, select, store_pair
 from numba_engine.backends.cuda.kernels.tensor_cores import (
     commit_copies,
     copy_async,
@@ -58,7 +58,6 @@ from numba_engine.backends.cuda.kernels.tensor_cores import (
     load_pair,
     load_shared_quad,
     shared_address,
-    store_pair,
     wait_for_copies,
 )
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
@@ -213,7 +212,7 @@ def prefill_attention_kernel(head_dim: int) -> Kernel:
         own = uint32(uint32(results_at) + thread * uint32(2))
         if is_merged:
             for i in range(num_results // 2):
-                store_pair(shared, uint32(own + uint32(2 * THREADS * i)), float32(0), float32(0))
+                store_pair(shared, uint32(own + uint32(2 * THREADS * i)), (float32(0), float32(0)))
 
         key_row, key_place = (
             uint32(g * uint32(token_bytes)),
@@ -295,7 +294,7 @@ def prefill_attention_kernel(head_dim: int) -> Kernel:
                         a = fma(result[2 * i], own_weights[h], float32(before[0] * weights[h]))
                         b = fma(result[2 * i + 1], own_weights[h], float32(before[1] * weights[h]))
                         if tile < last_tile:
-                            store_pair(shared, place, a, b)
+                            store_pair(shared, place, (a, b))
                             a = b = float32(0)
                         result[2 * i], result[2 * i + 1] = a, b
                     if tile < last_tile:
@@ -316,7 +315,7 @@ def prefill_attention_kernel(head_dim: int) -> Kernel:
                     if dim < uint32(head_dim):
                         a = divide(result[4 * i + 2 * h], sums[h])
                         b = divide(result[4 * i + 2 * h + 1], sums[h])
-                        store_pair(out, uint32(place * uint32(head_dim) + dim), a, b)
+                        store_pair(out, uint32(place * uint32(head_dim) + dim), (a, b))
 
     arguments = (float32[::1], float32[::1], uint32[::1], uint32[::1], int32[::1], int32[::1], int32[::1])
     return Kernel(

@@ -1,4 +1,4 @@
-"""Tensor cores and what feeds them: mma.sync, ldmatrix, cp.async, shared memory by address, pairs of halves.
+"""Tensor cores and what feeds them: mma.sync, ldmatrix, cp.async, shared memory by address.
 
 PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions" and "Data Movement: Asynchronous copy". Addresses of
 shared memory are 32-bit and in bytes; asynchronous copies and loads by address are volatile, so that they keep their
@@ -95,21 +95,6 @@ def load_pair(typing_context: Any, array: Any, index: Any) -> Any:
     return UniTuple(array.dtype, 2)(array, uint32), generate
 
 
-@intrinsic
-def store_pair(typing_context: Any, array: Any, index: Any, first: Any, second: Any) -> Any:
-    """array[index], array[index + 1] = first, second, in one 64-bit store. The index must be even."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _element(context, builder, signature.args[0], args[0], args[1])
-        vector = ir.Constant(ir.VectorType(pointer.type.pointee, 2), ir.Undefined)
-        for i in range(2):
-            vector = builder.insert_element(vector, args[2 + i], _I32(i))
-        builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()), align=8)
-        return context.get_dummy_value()
-
-    return void(array, uint32, array.dtype, array.dtype), generate
-
-
 def _quad_from_shared(text: str) -> Any:
     @intrinsic
     def load(typing_context: Any, words: Any, at: Any, address: Any) -> Any:
@@ -153,13 +138,6 @@ Lane 8m + i gives the address of row i of matrix m. The lane gets the pair (rows
 are k.
 """
 
-
-def _pack_halves(builder: Any, low: Any, high: Any) -> Any:
-    return _asm(builder, "cvt.rn.f16x2.f32 $0, $1, $2;", _I32, 1, [high, low], [_F32, _F32], volatile=False)
-
-
-pack_halves = _operation(uint32, [float32] * 2, _pack_halves)
-"""pack_halves(low, high) -> both as halves, rounded to nearest even."""
 
 truncate_to_half = _operation(
     float32,
