@@ -44,7 +44,7 @@ _DONE = 16  # items finished
 _SLEEPERS = 32
 _STOP = 33
 _FUNCTION, _NUM_ITEMS, _MIN_PIECE = 48, 49, 50
-_NUM_THREADS = 51
+NUM_THREADS = 51
 _AHEAD, _AHEAD_BYTES = 52, 53  # what the job after this one reads
 ARGS = 64
 _NUM_ARGS = 64
@@ -66,7 +66,7 @@ class ThreadTeam:
         buffer = np.zeros(ARGS + _NUM_ARGS + 16, dtype=np.int64)
         skip = (-buffer.ctypes.data % 128) // 8
         self.state = buffer[skip : skip + ARGS + _NUM_ARGS]
-        self.state[_NUM_THREADS] = num_threads
+        self.state[NUM_THREADS] = num_threads
         for i in range(1, num_threads):
             threading.Thread(target=_work, args=(self.state, i), name=f"numba-engine-cpu-{i}", daemon=True).start()
         weakref.finalize(self, _stop, self.state)
@@ -104,7 +104,7 @@ def run(team: np.ndarray, function: int, num_items: int, min_piece: int) -> None
     args = state + 8 * ARGS
     if num_items <= 0:
         return
-    if num_items <= min_piece or team[_NUM_THREADS] == 1:
+    if num_items <= min_piece or team[NUM_THREADS] == 1:
         call_kernel(function, 0, num_items, args)
         return
     team[_FUNCTION] = function
@@ -134,7 +134,7 @@ def _take_piece(state: int) -> bool:
     if count == 0:
         return False
     # Guided: large pieces first, so few of them; small ones last, so that all threads end together.
-    size = max(load_i64(state, _MIN_PIECE), count * 4 // (5 * load_i64(state, _NUM_THREADS)))
+    size = max(load_i64(state, _MIN_PIECE), count * 4 // (5 * load_i64(state, NUM_THREADS)))
     size = min(size, count)
     if compare_and_swap(state + 8 * _LEFT, left, left - size) == 0:
         return True
@@ -164,7 +164,7 @@ def _work(team: np.ndarray, index: int) -> None:
         idle += 1
         if load_i64(state, _AHEAD) != ahead:
             ahead, nbytes = load_i64(state, _AHEAD), load_i64(state, _AHEAD_BYTES)
-            at, end = _own_part(ahead, nbytes, index, load_i64(state, _NUM_THREADS))
+            at, end = _own_part(ahead, nbytes, index, load_i64(state, NUM_THREADS))
         if at < end:
             _prefetch(at)
             at += _PREFETCH_STEP

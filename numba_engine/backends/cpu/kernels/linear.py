@@ -47,7 +47,7 @@ from numba_engine.backends.cpu.intrinsics import (
 )
 from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8, prepare, x_place, x_stride
 from numba_engine.backends.cpu.packing import NUM_SCALES, QUANT_BYTES
-from numba_engine.backends.cpu.thread_team import ARGS, announce, run
+from numba_engine.backends.cpu.thread_team import ARGS, NUM_THREADS, announce, run
 from numba_engine.storage import StorageFormat
 
 ZERO_POINT = {StorageFormat.Q8_0: 128, StorageFormat.Q4_0: 8, StorageFormat.Q4_1: 0}
@@ -60,6 +60,7 @@ NUM_LINEAR_ARGS = 16
 
 PROMPT_ROWS = 16  # from so many rows of x on, weights are read more than once and x is cut as well
 MOST_BLOCK_ROWS = 128
+_ITEMS_A_THREAD = 8  # or more, so that threads end together
 _BLOCK_BYTES = 1 << 18  # of x, that stay in L2 while a panel of weights passes
 _PANEL_BYTES = 1 << 18  # of weights, that stay in L2 while all of x passes
 
@@ -171,6 +172,9 @@ def write_linear_args(
     team[at + _ADD] = add
     block_rows = min(max(PROMPT_ROWS, _BLOCK_BYTES // stride // 4 * 4), MOST_BLOCK_ROWS)
     blocks = (num_x_rows + block_rows - 1) // block_rows
+    pairs = (t[NUM_ROWS] + 2 * LANES - 1) // (2 * LANES)
+    wanted = (_ITEMS_A_THREAD * team[NUM_THREADS] + pairs - 1) // pairs
+    blocks = max(blocks, min(wanted, num_x_rows // PROMPT_ROWS))
     team[at + _BLOCK_ROWS] = ((num_x_rows + blocks - 1) // blocks + 3) // 4 * 4
     team[at + _PANEL_PAIRS] = max(1, _PANEL_BYTES // (2 * t[GROUP_BYTES]))
 
