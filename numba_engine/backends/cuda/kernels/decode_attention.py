@@ -133,7 +133,7 @@ def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
     ):
         scores = cuda.shared.array(num_scores, float32, 16)  # [row, token]
         arrived = cuda.shared.array(1, uint32)
-        staged = cuda.shared.array(0, uint32)  # the values [token, unit]
+        staged = cuda.shared.array(0, uint32, 16)  # the values [token, unit]
         q = cuda.local.array(num_q, uint32)  # [chunk, half of it, plane, register]
         words = cuda.local.array(num_words, uint32)
         blocks = cuda.local.array(8, uint32)

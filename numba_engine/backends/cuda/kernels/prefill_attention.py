@@ -144,7 +144,7 @@ def prefill_attention_kernel(head_dim: int) -> Kernel:
         split_rows,
         scale,
     ):
-        shared = cuda.shared.array(0, float32)  # keys of two tiles, values of two tiles, results so far
+        shared = cuda.shared.array(0, float32, 16)  # keys of two tiles, values of two tiles, results so far
         q = cuda.local.array(num_q, uint32)  # [chunk, half of it, plane, register]
         words = cuda.local.array(num_words, uint32)
         planes = cuda.local.array(8, uint32)
