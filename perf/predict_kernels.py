@@ -45,7 +45,10 @@ def main() -> None:
     }
     records = []
     for step in _steps():
-        records.append(step_record(step, gpus))
+        record = step_record(step, gpus)
+        for gpu in gpus[1:]:  # launch by launch for the first GPU only: numba-engine kernels --json has all
+            del record["predicted"][gpu.gpu.key]["launches"]
+        records.append(record)
         predicted = ", ".join(f"{gpu.gpu.key} {step.tokens_per_s(gpu):.0f} tok/s" for gpu in gpus)
         print(f"{step_name(step)}: {step.num_launches} launches, {step.moved_over_once:.4f} × the bytes; {predicted}")
         options.out.write_text(json.dumps(facts | {"steps": records}, indent=1) + "\n")
