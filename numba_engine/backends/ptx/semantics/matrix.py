@@ -54,8 +54,9 @@ def _mma(machine: Machine, at: Instruction) -> Op:
             addend = _unpack(machine, c_arrays, "f16", np.float32)
         else:
             addend = np.stack([np.broadcast_to(array, machine.shape).reshape(-1) for array in c_arrays])
-        result = np.empty((4, left.shape[1]), value_dtype)
-        multiply(left, right, addend, result, elements, depth)
+        result = np.empty((4, left.shape[1]), value_dtype)  # of warps that do not take part, nobody asks
+        active = mask.array.reshape(-1, 32).any(axis=1)
+        multiply(left, right, addend, result, active, elements, depth)
         if d_kind == "f16":
             pack = get("pack_f16", "u32(f32,f32)")
             outs = [pack(result[1], result[0]), pack(result[3], result[2])]
@@ -92,47 +93,63 @@ def _unpack(machine: Machine, arrays: list[np.ndarray], kind: str, dtype: Any) -
 
 
 @njit(cache=True, nogil=True)
-def _multiply_floats(left, right, addend, result, elements, depth):  # type: ignore[no-untyped-def]
+def _multiply_floats(left, right, addend, result, active, elements, depth):  # type: ignore[no-untyped-def]
     a = np.empty((16, depth), np.float64)
-    b = np.empty((8, depth), np.float64)
-    for first in range(0, left.shape[1], 32):
-        for lane in range(32):
-            g, t = lane >> 2, lane & 3
-            for index in range(left.shape[0]):
-                r, j = index // elements, index % elements
-                a[g + 8 * (r & 1), elements * t + j + 4 * elements * (r >> 1)] = left[index, first + lane]
-            for index in range(right.shape[0]):
-                r, j = index // elements, index % elements
-                b[g, elements * t + j + 4 * elements * r] = right[index, first + lane]
-        for lane in range(32):
-            g, t = lane >> 2, lane & 3
-            for i in range(4):
-                total = np.float64(addend[i, first + lane])
-                for k in range(depth):
-                    total += a[g + 8 * (i >> 1), k] * b[2 * t + (i & 1), k]
-                result[i, first + lane] = total
+    b = np.empty((depth, 8), np.float64)
+    c = np.empty((16, 8), np.float64)
+    for warp in range(active.size):
+        if not active[warp]:
+            continue
+        first = 32 * warp
+        _gather(left, right, addend, a, b, c, first, elements)
+        for row in range(16):
+            for k in range(depth):
+                factor = a[row, k]
+                for column in range(8):  # side by side, each in the order of k
+                    c[row, column] += factor * b[k, column]
+        _scatter(c, result, first)
 
 
 @njit(cache=True, nogil=True)
-def _multiply_integers(left, right, addend, result, elements, depth):  # type: ignore[no-untyped-def]
+def _multiply_integers(left, right, addend, result, active, elements, depth):  # type: ignore[no-untyped-def]
     a = np.empty((16, depth), np.int32)
-    b = np.empty((8, depth), np.int32)
-    for first in range(0, left.shape[1], 32):
+    b = np.empty((depth, 8), np.int32)
+    c = np.empty((16, 8), np.int32)
+    for warp in range(active.size):
+        if not active[warp]:
+            continue
+        first = 32 * warp
+        _gather(left, right, addend, a, b, c, first, elements)
+        for row in range(16):
+            for k in range(depth):
+                factor = a[row, k]
+                for column in range(8):
+                    c[row, column] += factor * b[k, column]
+        _scatter(c, result, first)
+
+
+@njit(cache=True, nogil=True)
+def _gather(left, right, addend, a, b, c, first, elements):  # type: ignore[no-untyped-def]
+    """The operands of the warp whose lanes begin at ``first``, from their fragments."""
+    for index in range(left.shape[0]):
+        r, j = index // elements, index % elements
         for lane in range(32):
-            g, t = lane >> 2, lane & 3
-            for index in range(left.shape[0]):
-                r, j = index // elements, index % elements
-                a[g + 8 * (r & 1), elements * t + j + 4 * elements * (r >> 1)] = left[index, first + lane]
-            for index in range(right.shape[0]):
-                r, j = index // elements, index % elements
-                b[g, elements * t + j + 4 * elements * r] = right[index, first + lane]
+            row, k = (lane >> 2) + 8 * (r & 1), elements * (lane & 3) + j + 4 * elements * (r >> 1)
+            a[row, k] = left[index, first + lane]
+    for index in range(right.shape[0]):
+        r, j = index // elements, index % elements
         for lane in range(32):
-            g, t = lane >> 2, lane & 3
-            for i in range(4):
-                total = addend[i, first + lane]
-                for k in range(depth):
-                    total += a[g + 8 * (i >> 1), k] * b[2 * t + (i & 1), k]
-                result[i, first + lane] = total
+            b[elements * (lane & 3) + j + 4 * elements * r, lane >> 2] = right[index, first + lane]
+    for i in range(4):
+        for lane in range(32):
+            c[(lane >> 2) + 8 * (i >> 1), 2 * (lane & 3) + (i & 1)] = addend[i, first + lane]
+
+
+@njit(cache=True, nogil=True)
+def _scatter(c, result, first):  # type: ignore[no-untyped-def]
+    for i in range(4):
+        for lane in range(32):
+            result[i, first + lane] = c[(lane >> 2) + 8 * (i >> 1), 2 * (lane & 3) + (i & 1)]
 
 
 # ---- ldmatrix, stmatrix ----------------------------------------------------------------------------------------------
