@@ -9,12 +9,16 @@ import pytest
 
 from numba_engine.backends.cuda import availability
 from numba_engine.backends.cuda.cards import occupancy, ptx_counts
-from numba_engine.backends.cuda.compiler import compile_kernel
-from numba_engine.backends.cuda.kernels.attention import attention_kernel
+from numba_engine.backends.cuda.compiler import Kernel, compile_kernel
+from numba_engine.backends.cuda.kernels.decode_attention import decode_attention_kernel
+from numba_engine.backends.cuda.kernels.fma_attention import fma_attention_kernel
+from numba_engine.backends.cuda.kernels.gemm import gemm_kernel
 from numba_engine.backends.cuda.kernels.linear import linear_kernel
 from numba_engine.backends.cuda.kernels.linear_f32 import linear_f32_kernel
+from numba_engine.backends.cuda.kernels.prefill_attention import prefill_attention_kernel
 from numba_engine.backends.cuda.kernels.sample import sample_kernel
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
+from numba_engine.backends.cuda.ptxas import assemble, find_ptxas
 from numba_engine.errors import BackendUnavailableError
 from numba_engine.storage import StorageFormat
 
@@ -38,7 +42,24 @@ def test_the_newer_compiler_of_blackwell_unrolls_as_well() -> None:
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("is_half", [False, True])
 def test_attention_keeps_its_tiles_in_registers(head_dim: int, is_half: bool) -> None:
-    compiled = compile_kernel(attention_kernel(head_dim, is_half), (8, 0))
+    compiled = compile_kernel(fma_attention_kernel(head_dim, is_half), (8, 0))
+    assert ptx_counts(compiled) == {"f64": 0, "local": 0, "calls": 0}
+
+
+@pytest.mark.parametrize("cc", [(9, 0), (10, 0)], ids=str)
+@pytest.mark.parametrize(
+    "kernel", [decode_attention_kernel(128, 8), prefill_attention_kernel(128)], ids=lambda k: k.name
+)
+def test_attention_on_tensor_cores_keeps_its_fragments_in_registers(kernel: Kernel, cc: tuple[int, int]) -> None:
+    compiled = compile_kernel(kernel, cc)
+    assert ptx_counts(compiled) == {"f64": 0, "local": 0, "calls": 0}
+    assert re.search(r"\.extern \.shared \.align 16", compiled.ptx), "copies and matrices come 16 bytes at a time"
+    if find_ptxas() is not None:
+        assert assemble(compiled).spill_bytes == 0
+
+
+def test_the_gemm_keeps_its_sums_in_registers() -> None:
+    compiled = compile_kernel(gemm_kernel(StorageFormat.BF16), (9, 0))
     assert ptx_counts(compiled) == {"f64": 0, "local": 0, "calls": 0}
 
 
