@@ -1,7 +1,8 @@
 """linear: out [R, out_features] = x [R, in_features] @ weight.T (+ bias) (+ out).
 
-Weights come in groups of 16 rows, one row a lane (see packing.py); one piece of work is some groups times all R rows
-of x, in tiles of up to 8 rows per pass over a group. A group is read from memory once, later passes find it in L1.
+Weights come in groups of 16 rows, one row a lane (see packing.py). Of few rows of x, one piece of work is some groups
+times all of them, in tiles of up to 8 rows per pass over a group: read from memory once, later passes find it in L1.
+Of a prompt it is two groups times a block of x, in an order that keeps both in L2 (``prompt_tile``).
 
 Quantised weights, quantised activations (q_x = 256 high + low, see quantize_rows.py): per block of 32 an exact int32
 dot, weights as unsigned bytes, their zero point put right by starting at -zero * sum(q_x); then, block after block,
