@@ -47,7 +47,7 @@ if [[ "$DRY_RUN" == "--dry-run" ]]; then
     kept="$(mktemp -d)"
     trap 'rm -rf "$kept"' EXIT
     step "decode" 120 "$PYTHON" -m perf.bench_decode --dry-run --out "$kept/decode.json"
-    step "ops" 150 "$PYTHON" -m perf.bench_ops --dry-run --out "$kept/ops.json"
+    step "ops" 210 "$PYTHON" -m perf.bench_ops --dry-run --out "$kept/ops.json"
     step "PyTorch" 90 "$PYTHON" -m perf.compare_torch --dry-run --out "$kept/torch.json"
     step "tests for the GPU can be collected" 60 "${pytest[@]}" --collect-only
 else
