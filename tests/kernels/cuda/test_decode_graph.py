@@ -15,6 +15,7 @@ from numba_engine import LLM, EngineConfig, FinishReason, SamplingParams
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.config import BackendName
 from numba_engine.execution.decode_state import DecodeSize
+from numba_engine.storage import StorageFormat
 from tests.models.cases import PROMPT
 from tests.tiny_models import TinyModel, write_hf
 
@@ -26,8 +27,11 @@ MODEL = TinyModel(num_layers=1, num_heads=2, num_kv_heads=1, head_dim=64, max_po
 
 @pytest.fixture(scope="module")
 def make_llm(tmp_path_factory: pytest.TempPathFactory) -> MakeLLM:
-    """Engines over the tiny model. Equal ones are one: on the executor, loading its kernels is most of the work."""
-    model = str(write_hf(tmp_path_factory.mktemp("tiny") / "llama", MODEL))
+    """Engines over the tiny model, in a format that the phases fuse.
+
+    Equal ones are one: on the executor, loading its kernels is most of the work.
+    """
+    model = str(write_hf(tmp_path_factory.mktemp("tiny") / "llama", MODEL, format=StorageFormat.BF16))
 
     @cache
     def make(backend: BackendName, *, fusion: bool = True) -> LLM:
@@ -169,7 +173,6 @@ def test_launches_of_a_textbook_step(backend: BackendName, make_llm: MakeLLM) ->
     assert plain(llm) == {10 * MODEL.num_layers + 6}
 
 
-@pytest.mark.xfail(reason="the phases are not fused yet", strict=False)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_launches_of_a_fused_step(backend: BackendName, make_llm: MakeLLM) -> None:
     """Five kernels a layer, and the embedding, the LM head, the draw and the step onward."""
