@@ -86,7 +86,8 @@ def test_what_is_read_and_written_is_what_the_formula_says(run: str, request: py
             assert dram.weights == pytest.approx(op.weight_bytes, rel=0.01), of_op
             assert dram.kv == pytest.approx(op.kv_bytes, rel=0.01), of_op
             assert dram.activations == pytest.approx(op.activation_bytes, rel=0.01), of_op
-            assert dram.scratch <= 0.01 * op.total_bytes, of_op
+            # The sampler's blocks leave 12 bytes for each 128 logits to the last one, which reads 8 of them if greedy.
+            assert dram.scratch <= (0.04 if op.name == "sample" else 0.01) * op.total_bytes, of_op
 
 
 def test_all_textbook_ops_are_there(textbook: tuple[list[StepProfile], ProfileSummary]) -> None:

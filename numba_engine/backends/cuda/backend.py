@@ -39,7 +39,7 @@ from numba_engine.backends.cuda.kernels.packing import looked_up_row_bytes, pack
 from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.kernels.rms_norm import rms_norm
 from numba_engine.backends.cuda.kernels.rope import rope
-from numba_engine.backends.cuda.kernels.sample import SampleScratch, SamplingArrays
+from numba_engine.backends.cuda.kernels.sample import SampleScratch, SamplingArrays, groups_of
 from numba_engine.backends.cuda.kernels.silu_and_mul import silu_and_mul
 from numba_engine.backends.cuda.kernels.store_kv import store_kv
 from numba_engine.backends.cuda.weight_order import WeightOrder
@@ -230,16 +230,26 @@ class CudaBackend(ReplayBackend):
 
     def _draw(self, drawn: Drawn, logits: DeviceArray, sampling: SamplingArrays) -> None:
         token_ids = _on_device(drawn.token_ids)
+        num_rows, vocab = logits.shape
         totals = self.empty(token_ids.shape, np.dtype(np.float32))
         raw_history = self.empty(sampling.history.shape, np.dtype(np.float32))
         raw_bias = self.empty(sampling.bias_values.shape, np.dtype(np.float32))
-        scratch = SampleScratch(self._zero_counts(sampling, logits), raw_history.on_device, raw_bias.on_device)
+        maxima = self.empty((num_rows, groups_of(vocab)), np.dtype(np.uint64))
+        races = self.empty((num_rows, groups_of(vocab)), np.dtype(np.float32))
+        scratch = SampleScratch(
+            self._zero_counts(sampling, logits),
+            raw_history.on_device,
+            raw_bias.on_device,
+            maxima.on_device,
+            races.on_device,
+            self._zero_arrivals(num_rows),
+        )
         if drawn.top_token_ids is not None and drawn.top_logprobs is not None:
             top = _on_device(drawn.top_token_ids), _on_device(drawn.top_logprobs)
             sampling_kernels.logprob_totals(self.device, totals.on_device, *top, logits)
         if sampling.changes_logits:
             sampling_kernels.penalties(self.device, logits, sampling, scratch)
-        sampling_kernels.sample(self.device, token_ids, logits, sampling)
+        sampling_kernels.sample(self.device, token_ids, logits, sampling, scratch)
         if drawn.logprobs is not None:
             logprobs = _on_device(drawn.logprobs)
             sampling_kernels.chosen_logprobs(

@@ -9,6 +9,7 @@ import pytest
 
 from numba_engine.backends.base import Sampled, SamplingBatch
 from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.cuda.kernels.sample import GROUP, SLICE
 from tests.kernels.cuda.conftest import normal
 from tests.reference import sampling as reference
 from tests.reference.sampling import Row, batch_of
@@ -55,12 +56,45 @@ def test_chooses_what_the_reference_chooses(
     assert choose(backend, logits, rows).token_ids.tolist() == expected
 
 
-@pytest.mark.parametrize("vocab", [1, 3, 4, 33, 257, 2048, 5000])
+@pytest.mark.parametrize("vocab", [1, 3, 4, 33, 128, 257, 2048, 4097, 5000])
 def test_vocabularies_of_any_size(backend: CudaBackend, rng: np.random.Generator, vocab: int) -> None:
+    groups = -(-vocab // GROUP)
     rows = [Row(seed=i, top_k=max(1, vocab // 2), top_p=0.7) for i in range(4)]
-    logits = normal(rng, 4, vocab)
+    rows += [Row(seed=i, top_k=k, temperature=9) for i, k in enumerate([1, groups, groups + 1, vocab - 1, vocab + 5])]
+    rows += [Row(seed=i, temperature=3) for i in range(4)] + [Row(temperature=0), Row(top_p=0.3), Row(min_p=0.4)]
+    logits = normal(rng, len(rows), vocab) * np.float32(3)
     expected = [reference.sample(x, row) for x, row in zip(logits, rows, strict=True)]
     assert choose(backend, logits, rows).token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("vocab", [2 * SLICE, 2 * SLICE + 1])
+def test_ties_across_slices(backend: CudaBackend, rng: np.random.Generator, vocab: int) -> None:
+    """The k-th largest is in both slices; the largest as well, alone or in a slice that has nothing else."""
+    parameters = [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_k": 70}, {"top_k": 3, "top_p": 0.4}, {"min_p": 0.9}]
+    rows = [Row(**p, seed=i) for i, p in enumerate(parameters * 4)]  # type: ignore[arg-type]
+    logits = np.round(normal(rng, len(rows), vocab))
+    logits[:, [SLICE - 1, SLICE, vocab - 1]] = 5
+    logits[::2, :SLICE] = -np.inf
+    logits[1::4, GROUP : SLICE + GROUP] = -np.inf
+    expected = [reference.sample(x, row) for x, row in zip(logits, rows, strict=True)]
+    assert choose(backend, logits, rows).token_ids.tolist() == expected
+
+
+def test_close_races_of_groups_are_run_again(backend: CudaBackend, rng: np.random.Generator) -> None:
+    """Two groups whose races end within float32's accuracy of each other, by their own maxima or by the row's; a row
+    with a min_p that keeps all has every group run again."""
+    num_rows = 300
+    logits = normal(rng, num_rows, 3 * GROUP) * np.float32(3)
+    logits[:, GROUP : 2 * GROUP] = -np.inf
+    for seed, row in enumerate(logits):
+        races = row - np.log(reference.exponentials(seed, 0, row.size))
+        row[2 * GROUP :] += np.float32(races[:GROUP].max() - races[2 * GROUP :].max() + rng.normal() * 1e-6)
+    plain = choose(backend, logits, [Row(seed=i) for i in range(num_rows)]).token_ids
+    assert (
+        plain.tolist()
+        == choose(backend, logits, [Row(seed=i, min_p=1e-30) for i in range(num_rows)]).token_ids.tolist()
+    )
+    assert 0.3 < (plain < GROUP).mean() < 0.7
 
 
 def test_rows_do_not_depend_on_each_other(backend: CudaBackend, rng: np.random.Generator) -> None:
