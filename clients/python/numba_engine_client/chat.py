@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from numba_engine_client.client import Client
 from numba_engine_client.errors import InferenceError
+from numba_engine_client.interrupts import first_interrupt
 from numba_engine_client.requests import Message, Sampling
 from numba_engine_client.tables import summary_line
 
@@ -73,15 +74,16 @@ def _answer(
     A conversation that failed is left as it was before the message.
     """
     user: Message = {"role": "user", "content": text}
-    with client.generate(messages=[*history, user], **sampling) as stream:
+    with (
+        client.generate(messages=[*history, user], **sampling) as stream,
+        first_interrupt(stream.close) as interrupt,
+    ):
         try:
             for delta in stream:
                 write(delta.text)
-            is_complete = True
-        except KeyboardInterrupt:
-            is_complete = False
         finally:
             write("\n")
+    is_complete = not interrupt.is_set()
     history += [user, {"role": "assistant", "content": stream.text}]
     if sys.stderr.isatty() and is_complete:
         print(f"[{summary_line(stream.result)}]", file=sys.stderr)

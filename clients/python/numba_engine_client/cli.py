@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import sys
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from numba_engine_client import estimate_tables, profile_tables, tables
 from numba_engine_client.chat import run_chat
 from numba_engine_client.client import Client
 from numba_engine_client.errors import FailedPreconditionError, InferenceError, InvalidRequestError
+from numba_engine_client.interrupts import first_interrupt
 from numba_engine_client.requests import Message, Planning, Sampling
 from numba_engine_client.results import Generation
 from numba_engine_client.retry import NO_RETRY, Retry
@@ -78,10 +76,12 @@ def _generate(client: Client, options: argparse.Namespace) -> int:
         **_sampling(options),
     )
     try:
-        with stream:
+        with stream, first_interrupt(stream.close) as interrupt:
             for delta in stream:
                 if not options.json:
                     _write(delta.text)
+        if interrupt.is_set():
+            raise KeyboardInterrupt
     except (KeyboardInterrupt, InferenceError):
         _end_line(options)
         raise
@@ -102,7 +102,6 @@ def _profile(client: Client, options: argparse.Namespace) -> int:
     request_id = options.request_id or f"profile-{uuid.uuid4().hex}"
     # Watching has no end of its own that could be waited for: Ctrl-C is one, and has a summary.
     is_watch = options.live is not None
-    ending = _first_interrupt(lambda: client.abort(request_id)) if is_watch else contextlib.nullcontext()
     messages: list[pb.StepProfile] = []
     with (
         client.profile(
@@ -116,12 +115,14 @@ def _profile(client: Client, options: argparse.Namespace) -> int:
             on_wait=lambda: print("waiting for requests to profile …", file=sys.stderr),
             timeout=None,
         ) as stream,
-        ending,
+        first_interrupt((lambda: client.abort(request_id)) if is_watch else stream.close) as interrupt,
     ):
         for step in stream:
             messages.append(step)
             if not (options.json or options.quiet):
                 print(profile_tables.step_line(step, is_first=len(messages) == 1), flush=True)
+    if interrupt.is_set() and not is_watch:
+        raise KeyboardInterrupt
     assert stream.device is not None
     assert stream.model is not None
     assert stream.summary is not None
@@ -138,25 +139,6 @@ def _profile(client: Client, options: argparse.Namespace) -> int:
         print(profile_tables.timeline_table(messages[-1]))
     print(profile_tables.profile_table(stream.device, stream.model, stream.summary))
     return 0
-
-
-@contextlib.contextmanager
-def _first_interrupt(stop: Callable[[], object]) -> Iterator[None]:
-    """A first Ctrl-C calls ``stop``, beside what runs; another one is as ever. For the main thread."""
-
-    def stop_quietly() -> None:
-        with contextlib.suppress(InferenceError):
-            stop()
-
-    def on_interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, before)
-        threading.Thread(target=stop_quietly, daemon=True).start()
-
-    before = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _profiled(options: argparse.Namespace) -> dict[str, Any]:
