@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -299,10 +300,13 @@ def test_profile_of_live_traffic(run: Run, service: FakeService) -> None:
 
 def test_ctrl_c_ends_a_watch_with_its_summary(run: Run, service: FakeService) -> None:
     aborted = threading.Event()
+    as_ever = signal.getsignal(signal.SIGINT)
 
     def watch(request: pb.ProfileRequest, context: grpc.ServicerContext) -> Iterator[pb.ProfileResponse]:
         *before, summary = fake.profile(request, context)
         yield from before
+        while signal.getsignal(signal.SIGINT) is as_ever:
+            time.sleep(0.001)  # until then it ends the command
         os.kill(os.getpid(), signal.SIGINT)
         assert aborted.wait(10)
         yield summary
@@ -313,11 +317,10 @@ def test_ctrl_c_ends_a_watch_with_its_summary(run: Run, service: FakeService) ->
         return pb.AbortResponse()
 
     service.behaviours |= {"Profile": watch, "Abort": abort}
-    before = signal.getsignal(signal.SIGINT)
     code, out, _ = run("profile", "--live")
     assert code == 0
     assert "of that limit" in out
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is as_ever
 
 
 def test_estimate_of_one_gpu(run: Run, service: FakeService, tmp_path: Path) -> None:
