@@ -25,8 +25,9 @@ help:
 demo: $(VENV)/.installed
 	@PATH="$(abspath $(BIN)):$$PATH" bash clients/demo.sh
 
+# A file's tests stay together: they share engines and compiled kernels.
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
