@@ -27,7 +27,7 @@ demo: $(VENV)/.installed
 
 # A file's tests stay together: they share engines and compiled kernels.
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
