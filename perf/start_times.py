@@ -7,6 +7,7 @@ Runs ``numba-engine generate`` as a user would, in processes of its own with a c
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -41,6 +42,7 @@ def start_s(model: Path, cache: str) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     model = fetch_demo()
     with tempfile.TemporaryDirectory() as cache:
         cold_s = start_s(model, cache)

@@ -46,7 +46,7 @@ def _cuda(config: EngineConfig) -> Backend:
 def _ptx(config: EngineConfig) -> Backend:
     from numba_engine.backends.cuda.availability import require_packages
 
-    require_packages("ptx", ("numba_cuda",), "pip install 'numba-engine[ptx]'")
+    require_packages("ptx", ("numba_cuda",), "pip install -e '.[ptx]'")
     from numba_engine.backends.cuda.backend import CudaBackend
     from numba_engine.backends.ptx import PtxDevice
     from numba_engine.backends.ptx.traffic_counter import TrafficCounter

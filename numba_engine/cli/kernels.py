@@ -89,31 +89,32 @@ def kernels(
     blocks are run and scaled up. "/4" are the warp instructions a clock that streaming weights at full bandwidth
     takes.
 
-    Exits with 1 if a kernel or a step misses a target; the column "misses" says which.
+    The first run compiles every kernel, which takes minutes; --kernel, --model and --format narrow it down. Exits with
+    1 if a kernel or a step misses a target; the column "misses" says which.
     """
-    require_packages("ptx", ("numba_cuda",), "pip install 'numba-engine[ptx]'")
+    require_packages("ptx", ("numba_cuda",), "pip install -e '.[ptx]'")
     from numba_engine.profiling.decode_step import observe_decode, observe_prefill
     from numba_engine.profiling.kernel_cards import kernel_cards
     from numba_engine.profiling.step_tables import step_record
 
     gpus = [MODELLED_GPUS[key] for key in gpu_keys]
     chosen = [format for format in StorageFormat if format.label in formats]
-    cards = {
-        cc: kernel_cards(_numbers(cc), lambda name: wanted in name, chosen or tuple(StorageFormat))
-        for cc in ccs
-        if with_cards or wanted
-    }
+    cards: dict[str, list[KernelCard]] = {}
+    for version in ccs if with_cards or wanted else ():
+        _say(f"compiling the kernels for {version} and running them on the executor …")
+        cards[version] = kernel_cards(_numbers(version), lambda name: wanted in name, chosen or tuple(StorageFormat))
     if wanted and not any(cards.values()):
         raise click.UsageError(f"no kernel has {wanted!r} in its name")
     cc = _numbers(ccs[0])
-    steps = [
-        observe_decode(model, format, cc, num_seqs=batch, context=context, fusion=fusion)
-        if prompt is None
-        else observe_prefill(model, format, cc, num_tokens=prompt, fusion=fusion)
-        for model in models
-        for format in chosen or _PREDICTED
-        if not wanted
-    ]
+    steps: list[ModelStep] = []
+    for model in models if not wanted else ():
+        for format in chosen or _PREDICTED:
+            _say(f"running the launches of a step of {model} in {format.label} …")
+            steps.append(
+                observe_decode(model, format, cc, num_seqs=batch, context=context, fusion=fusion)
+                if prompt is None
+                else observe_prefill(model, format, cc, num_tokens=prompt, fusion=fusion)
+            )
     if as_json:
         records = [_record(card) for of_cc in cards.values() for card in of_cc]
         click.echo(json.dumps({"cards": records, "steps": [step_record(step, gpus) for step in steps]}))
@@ -123,6 +124,10 @@ def kernels(
     missed = any(card.misses for of_cc in cards.values() for card in of_cc)
     if missed or any(step.misses(gpu) for step in steps for gpu in gpus):
         ctx.exit(1)
+
+
+def _say(what: str) -> None:
+    click.echo(what, err=True)
 
 
 def _record(card: KernelCard) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"an HTML report needs matplotlib, which cannot be imported ({error}): pip install 'numba-engine[report]'"
+            f"an HTML report needs matplotlib, which cannot be imported ({error}): pip install -e '.[report]'"
         ) from error
 
 

@@ -47,7 +47,7 @@ def test_without_matplotlib_the_extra_is_named_before_the_model_is_loaded(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run("profile", "m", "--html", str(tmp_path / "r.html"))
     assert result.exit_code == 2
-    assert "pip install 'numba-engine[report]'" in result.stderr
+    assert "pip install -e '.[report]'" in result.stderr
     assert not llms
     assert run("profile", "m", "-n", "3", "--csv", str(tmp_path / "o.csv")).exit_code == 0, "only --html needs it"
 

@@ -10,7 +10,7 @@ from numba_engine.errors import BackendUnavailableError
 
 LEAST_COMPUTE_CAPABILITY = (8, 0)
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, …_MINOR
-_INSTALL = "pip install 'numba-engine[cuda13]' (or [cuda12], by the driver's CUDA version)"
+_INSTALL = "pip install -e '.[cuda13]' (or [cuda12], by the driver's CUDA version)"
 
 
 def require_gpu() -> tuple[int, int]:

@@ -21,8 +21,8 @@ MIN_BYTES_IN_FLIGHT = 20_000
 """Of a multiprocessor, where weights are streamed: Little's law asks an H200 for 15,000, and memory seldom answers at
 its mean. With one row, where nothing else can bind, it should be 25,000."""
 
-_MIN_WIDE = 0.799
-"""All but the scales: in Q4_1 they are a fifth of the bytes."""
+_MIN_WIDE = 0.66
+"""All but the scales, which four lanes ask for each: in Q4_0 they are a third of what is asked for."""
 _FEW_SECTORS = 256
 """So few of them cost their launch, however they lie."""
 _BY_DATA = {"penalties": "sectors", "sample": "bank conflicts"}

@@ -80,10 +80,10 @@ class ObservedLaunch:
         return self.scale * sum(array.load.sectors for array in arrays) / sectors
 
     def wide_share(self, kind: str) -> float:
-        """Of their bytes, those read in 128-bit accesses."""
+        """Of the bytes that lanes ask for of them, those in 128-bit accesses."""
         arrays = self.arrays(kind)
         wide_bytes = sum(array.load.bytes_by_width.get(16, 0) for array in arrays)
-        return self.scale * wide_bytes / sum(array.nbytes for array in arrays)
+        return wide_bytes / sum(array.load.bytes for array in arrays)
 
     def instructions_per_byte(self, kind: str) -> float:
         """Warp instructions, machine code, a byte of them."""
