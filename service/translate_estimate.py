@@ -40,7 +40,7 @@ def estimated(llm: LLM, request: api.EstimateThroughputRequest) -> api.EstimateT
         draft_len=_optional(speculation, "draft_len") if speculation is not None else None,
         draft_cost=_optional(speculation, "draft_cost") if speculation is not None else None,
         target_tokens_per_s=_optional(request, "target_tokens_per_s"),
-        this_machine=machine_of(llm.model_info, llm.peaks.read_bandwidth_gbps),
+        this_machine=machine_of(llm.model_info, llm.peaks),
     )
     return api.EstimateThroughputResponse(estimates=map(_to_estimate, estimates))
 
@@ -80,7 +80,7 @@ def _to_estimate(one: Estimate) -> api.ThroughputEstimate:
         tensor_parallel=one.workload.tp,
         gpu=_to_gpu(one.gpu),
         decode=_to_phase(one.decode),
-        prefill=_to_phase(one.prefill),
+        prefill=_to_phase(one.prefill) if one.prefill is not None else None,
         memory=_to_memory_need(one.memory),
         machine_balance=one.machine_balance,
         decode_intensity=one.decode_intensity,
@@ -123,6 +123,11 @@ def _to_peaks(gpu: Gpu) -> Iterator[api.DevicePeak]:
         if (value := getattr(gpu, field)) is not None:
             by = api.FIGURE_SOURCE_DATASHEET
             yield api.DevicePeak(name=name, value=value, unit="TFLOPS", source=by, citation=gpu.source)
+    if (measured := gpu.measured) is not None:
+        by = api.FIGURE_SOURCE_MEASURED
+        yield api.DevicePeak(
+            name=measured.instruction, value=measured.tflops, unit="TFLOPS", source=by, citation=gpu.source
+        )
 
 
 _BOUND = {

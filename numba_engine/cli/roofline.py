@@ -14,9 +14,18 @@ from numba_engine.cli.roofline_options import planned_model, planned_model_optio
 from numba_engine.config import EngineConfig
 from numba_engine.profiling.estimate_tables import estimate_tables
 from numba_engine.profiling.exports import estimate_as_json
-from numba_engine.profiling.hardware import GPUS, Gpu, find_gpu, measured_machine
+from numba_engine.profiling.hardware import (
+    GPUS,
+    Gpu,
+    MeasuredArithmetic,
+    NumberFormat,
+    find_gpu,
+    measured_machine,
+    stored_format,
+)
 from numba_engine.profiling.planner import THIS_MACHINE, gpus_that_join
-from numba_engine.profiling.roofline import estimate
+from numba_engine.profiling.roofline import estimate, with_target
+from numba_engine.storage import StorageFormat
 
 
 @click.command()
@@ -26,7 +35,7 @@ from numba_engine.profiling.roofline import estimate
     "gpu_names",
     multiple=True,
     metavar="GPU",
-    help=f"{', '.join(GPUS)}, or {THIS_MACHINE} (read bandwidth measured now); may be repeated.  [default: all]",
+    help=f"{', '.join(GPUS)}, or {THIS_MACHINE} (measured now); may be repeated.  [default: all]",
 )
 @workload_options
 @click.option("--target", type=float, metavar="TOK/S", help="Say what bandwidth this speed of a sequence needs.")
@@ -39,16 +48,35 @@ def roofline(gpu_names: tuple[str, ...], target: float | None, as_json: bool, **
     """
     model = planned_model(options)
     workload = workload_of(model, options)
-    gpus = [_gpu(name) for name in gpu_names] or gpus_that_join(workload.tp)
-    estimates = [estimate(model, gpu, workload, target) for gpu in gpus]
+    weights = model.weight_format(workload)
+    gpus = [_gpu(name, weights) for name in gpu_names] or gpus_that_join(workload.tp)
+    estimates = [estimate(model, gpu, workload) for gpu in gpus]
+    if target is not None:
+        estimates = [with_target(one, target) for one in estimates]
     if as_json:
         click.echo(json.dumps({"estimates": [estimate_as_json(one) for one in estimates]}, ensure_ascii=False))
     else:
         wide_console().print(estimate_tables(estimates))
 
 
-def _gpu(name: str) -> Gpu:
+def _gpu(name: str, weights: NumberFormat) -> Gpu:
     if name.lower() != THIS_MACHINE:
         return find_gpu(name)
     backend = create_backend(EngineConfig(backend="cpu"))
-    return measured_machine(backend.device_name, backend.read_bandwidth_gbps(), psutil.virtual_memory().total)
+    format = _format_like(weights)
+    peak = backend.peak_gflops(format)
+    measured = None
+    if peak is not None:
+        gflops, instruction = peak
+        measured = MeasuredArithmetic(gflops / 1e3, instruction, stored_format(format.label).arithmetic)
+    memory_bytes = psutil.virtual_memory().total
+    return measured_machine(backend.device_name, backend.read_bandwidth_gbps(), memory_bytes, measured)
+
+
+def _format_like(weights: NumberFormat) -> StorageFormat:
+    """One that the engine multiplies as it would these."""
+    if weights.arithmetic == "int8":
+        return StorageFormat.Q8_0
+    if weights.arithmetic == "fp32":
+        return StorageFormat.F32
+    return StorageFormat.BF16 if weights.name.lower().startswith("bf16") else StorageFormat.F16

@@ -162,10 +162,12 @@ def _from_huggingface(checkpoint: Checkpoint) -> ModelConfig:
 
 
 def _hf_architecture(fields: _Fields) -> str:
-    names = fields.get("architectures")
-    if names is None and isinstance(fields.get("model_type"), str):
-        model_types = {model_type: model_type for model_type in _HF_ARCHITECTURES.values()}
-        return _supported("model_type", fields.get("model_type"), model_types, fields.file)
+    names, model_type = fields.get("architectures"), fields.get("model_type")
+    if not isinstance(model_type, str | None):
+        raise fields.error(f"model_type must be a name, got {model_type!r:.80}")
+    if names is None and model_type is not None:
+        model_types = {name: name for name in _HF_ARCHITECTURES.values()}
+        return _supported("model_type", model_type, model_types, fields.file)
     if not isinstance(names, list) or len(names) != 1:
         raise fields.error(f"architectures must be a list of one name, got {names!r:.80}")
     return _supported("architectures", names[0], _HF_ARCHITECTURES, fields.file)
@@ -225,6 +227,7 @@ def _hf_rope(fields: _Fields) -> tuple[float, Llama3RopeScaling | None]:
 
 def _hf_sliding_window(fields: _Fields, architecture: str, num_layers: int) -> int | None:
     """The window of every layer; None where all see everything. Layers that differ are not supported."""
+    fields.integer("sliding_window", 0, _MAX_POSITION, 0)  # also where it is switched off
     if architecture == "llama":
         return None
     switched_off = "sliding_window" in fields.values and fields.get("sliding_window") is None

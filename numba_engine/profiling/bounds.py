@@ -142,8 +142,8 @@ def pass_time(plan: Plan, demand: Demand) -> PassTime:
 
 
 def _compute_s(plan: Plan, demand: Demand) -> float:
-    """Attention multiplies in fp16 whatever the weights are."""
-    matrix_peak, attention_peak = plan.gpu.peak_flops(plan.weight_format.arithmetic), plan.gpu.peak_flops("fp16")
+    arithmetic = plan.weight_format.arithmetic
+    matrix_peak, attention_peak = plan.gpu.peak_flops(arithmetic), plan.gpu.attention_flops(arithmetic)
     if matrix_peak is None or attention_peak is None:
         return 0.0
     return demand.matrix_flops / matrix_peak + demand.attention_flops / attention_peak

@@ -48,7 +48,7 @@ def _comparison(estimates: Sequence[Estimate]) -> RenderableType:
             f"{one.decode.time_per_token_s * 1e3:.2f}",
             _rate(one.decode.tokens_per_s),
             one.decode.pass_time.bound.value,
-            _rate(one.prefill.tokens_per_s),
+            _rate(one.prefill.tokens_per_s) if one.prefill is not None else "not known",
             _ridge(one),
             format_bytes(round(one.memory.total_bytes)),
             format_bytes(one.memory.available_bytes),
@@ -84,6 +84,8 @@ def _hardware(one: Estimate) -> RenderableType:
         facts.append(f"{gpu.tdp_w:g} W")
     tflops = [f"{name} {rate:g}" for name, rate in rates if rate is not None]
     lines = [f"{gpu.name}: {', '.join(facts)}"]
+    if gpu.measured is not None:
+        tflops.append(f"{gpu.measured.instruction} {gpu.measured.tflops:.3g}, measured")
     if tflops:
         lines.append(f"dense TFLOPS: {', '.join(tflops)}")
     return Text("\n".join(lines))
@@ -92,10 +94,9 @@ def _hardware(one: Estimate) -> RenderableType:
 def _phases(one: Estimate) -> RenderableType:
     table = _table("bounds, by formula", "phase")
     _add_figures(table, "time", "tok/s", "memory", "compute", "links", "bound", "of tensor", "of fp16 shader")
-    rows: tuple[tuple[str, float, Phase], ...] = (
-        ("decode, a token", one.decode.time_per_token_s, one.decode),
-        ("prefill, all prompts", one.prefill.round_s, one.prefill),
-    )
+    rows: list[tuple[str, float, Phase]] = [("decode, a token", one.decode.time_per_token_s, one.decode)]
+    if one.prefill is not None:
+        rows.append(("prefill, all prompts", one.prefill.round_s, one.prefill))
     for name, time_s, phase in rows:
         parts = phase.pass_time
         compute = format_time(parts.compute_s) if one.machine_balance is not None else "not known"
@@ -110,6 +111,8 @@ def _phases(one: Estimate) -> RenderableType:
             _share(phase.share_of_tensor_peak),
             _share(phase.share_of_shader_fp16_peak),
         )
+    if one.prefill is None:
+        table.add_row("prefill, all prompts", "not known")
     demand = one.decode.demand
     moved = f"weights {format_bytes(round(demand.weight_bytes))}, KV {_kv(one.memory, demand.kv_bytes)}"
     lines = [f"a decode pass moves {moved} on each GPU: FLOPs a byte {one.decode_intensity:.3g}"]
@@ -204,7 +207,7 @@ def _rate(tokens_per_s: float) -> str:
 
 
 def _share(share: float | None) -> str:
-    return "" if share is None else f"{share:.2%}" if share <= 1 else "> 100%"
+    return "" if share is None else f"{share:.2%}" if share <= 1 + 1e-9 else "> 100%"
 
 
 def _ridge(one: Estimate) -> str:

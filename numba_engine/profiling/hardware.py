@@ -71,6 +71,11 @@ def find_format(name: str, formats: MappingProxyType[str, NumberFormat], what: s
     return format
 
 
+def stored_format(label: str) -> NumberFormat:
+    """By the label of a ``StorageFormat``."""
+    return WEIGHT_FORMATS[{"F32": "fp32", "F16": "fp16"}.get(label, label.lower())]
+
+
 # ---- links -----------------------------------------------------------------------------------------------------------
 
 
@@ -104,6 +109,23 @@ _INFINITY_FABRIC = Link("Infinity Fabric, 7 links", 448.0, _NVLINK_STEP_S, 8)
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredArithmetic:
+    """How fast this machine multiplies matrices of one format, as this engine does it."""
+
+    tflops: float
+    instruction: str
+    """That does it."""
+    arithmetic: Arithmetic
+    """Of the format."""
+
+    def bounds(self, arithmetic: Arithmetic) -> bool:
+        """Fewer bits are multiplied at least as fast; a CPU widens fp8 and fp4."""
+        slowest_first = ("fp32", "fp16", "int8")
+        asked = arithmetic if arithmetic in slowest_first else "fp16"
+        return slowest_first.index(asked) <= slowest_first.index(self.arithmetic)
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One accelerator by its datasheet. A rate is None where there are no such units, or it is not known."""
 
@@ -127,9 +149,13 @@ class Gpu:
     """Fastest first."""
     source: str
     bandwidth_source: Literal["datasheet", "measured"] = "datasheet"
+    measured: MeasuredArithmetic | None = None
+    """Instead of the datasheet's rates."""
 
     def peak_flops(self, arithmetic: Arithmetic) -> float | None:
         """Multiplications and additions a second; fp8 and fp4 fall back to fp16 where there are no units for them."""
+        if self.measured is not None:
+            return self.measured.tflops * 1e12 if self.measured.bounds(arithmetic) else None
         rates = {
             "fp32": self.shader_fp32_tflops,
             "fp16": self.fp16_tflops,
@@ -139,6 +165,10 @@ class Gpu:
         }
         rate = rates[arithmetic]
         return rate * 1e12 if rate is not None else None
+
+    def attention_flops(self, matrices: Arithmetic) -> float | None:
+        """Attention multiplies in fp16 whatever the weights are; where that rate was not measured, theirs stands in."""
+        return self.peak_flops("fp16") or self.peak_flops(matrices)
 
     @property
     def max_gpus(self) -> int:
@@ -279,15 +309,18 @@ def _plain(name: str) -> str:
     return "".join(character for character in name.lower() if character.isalnum())
 
 
-def measured_machine(name: str, bandwidth_gbps: float, memory_bytes: int) -> Gpu:
-    """A machine of which only the read bandwidth is known, by measurement: its arithmetic bounds nothing here."""
+def measured_machine(
+    name: str, bandwidth_gbps: float, memory_bytes: int, measured: MeasuredArithmetic | None = None
+) -> Gpu:
+    """A machine known by measurement alone. Without an arithmetic rate only memory bounds anything."""
     if not (math.isfinite(bandwidth_gbps) and bandwidth_gbps > 0):
         raise ConfigError(f"the measured bandwidth must be a positive number of GB/s, got {bandwidth_gbps!r}")
     return Gpu(
         key="this-machine", name=name, memory_bytes=memory_bytes, memory_kind="DRAM", bandwidth_gbps=bandwidth_gbps,
         fp16_tflops=None, fp8_tflops=None, int8_tops=None, fp4_tflops=None, shader_fp32_tflops=None,
-        shader_fp16_tflops=None, l2_bytes=None, tdp_w=None, links=(), source="read bandwidth measured here",
-        bandwidth_source="measured",
+        shader_fp16_tflops=None, l2_bytes=None, tdp_w=None, links=(),
+        source=f"read bandwidth{' and arithmetic' if measured else ''} measured here",
+        bandwidth_source="measured", measured=measured,
     )  # fmt: skip
 
 

@@ -71,19 +71,19 @@ def _batching(plan: Plan) -> Iterator[Lever]:
 def _attention(plan: Plan) -> Iterator[Lever]:
     if not plan.model.kv_bytes_per_token(plan.workload):
         return
-    yield _flash_attention(plan)
+    arithmetic = plan.weight_format.arithmetic
+    if plan.gpu.peak_flops(arithmetic) and (peak := plan.gpu.attention_flops(arithmetic)):
+        yield _flash_attention(plan, peak)
     if plan.workload.kv.bits > 8:
         yield _decode_lever("KV format", "keys and values in fp8", plan, plan.but(kv=KV_FORMATS["fp8"]))
 
 
-def _flash_attention(plan: Plan) -> Lever:
+def _flash_attention(plan: Plan, peak: float) -> Lever:
     with_it = prefill_phase(plan)
     # Scores and probabilities, each written once and read once. The attention kernels wait for those before them, so
     # that their memory time overlaps with no arithmetic but their own.
     scores_s = 4 * plan.model.score_bytes(plan.workload) / plan.bandwidth
-    peak = plan.gpu.peak_flops("fp16")
-    attention_s = with_it.demand.attention_flops / peak if peak else 0.0
-    without_s = with_it.round_s + max(0.0, scores_s - attention_s)
+    without_s = with_it.round_s + max(0.0, scores_s - with_it.demand.attention_flops / peak)
     need = memory_need(plan)
     return Lever(
         name="FlashAttention",

@@ -13,7 +13,7 @@ from numba_engine.checkpoint import Checkpoint
 from numba_engine.errors import CheckpointError, ConfigError
 from numba_engine.model.config import ModelConfig
 from numba_engine.profiling.forward_traffic import ForwardTraffic, TensorBits, model_bytes
-from numba_engine.profiling.hardware import WEIGHT_FORMATS, NumberFormat
+from numba_engine.profiling.hardware import NumberFormat, stored_format
 from numba_engine.profiling.planned_model import Demand, shares_kv_heads
 from numba_engine.profiling.workload import Workload
 
@@ -134,6 +134,5 @@ def transformer_from_checkpoint(checkpoint: Checkpoint) -> Transformer:
     groups = ("embed_tokens", "lm_head", "matrices", "vectors")
     bits = TensorBits(*(8 * nbytes[group] / max(num_values[group], 1) for group in groups))
     labels = [label for label, _ in by_label.most_common()]
-    format = WEIGHT_FORMATS[{"F32": "fp32", "F16": "fp16"}.get(labels[0], labels[0].lower())]
-    format = replace(format, name=", ".join(labels), bits=bits.matrices)
+    format = replace(stored_format(labels[0]), name=", ".join(labels), bits=bits.matrices)
     return Transformer(checkpoint.name, config, StoredWeights(format, bits))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,13 +18,16 @@ from numba_engine.profiling.hardware import (
     KV_FORMATS,
     WEIGHT_FORMATS,
     Gpu,
+    MeasuredArithmetic,
     find_format,
     find_gpu,
     measured_machine,
+    stored_format,
 )
 from numba_engine.profiling.planned_model import KVShape, ParameterCount, PlannedModel
 from numba_engine.profiling.planned_transformer import Transformer, transformer_from_config
-from numba_engine.profiling.roofline import Estimate, estimate
+from numba_engine.profiling.report import Peaks
+from numba_engine.profiling.roofline import Estimate, estimate, require_target, with_target
 from numba_engine.profiling.workload import Speculation, Workload
 
 THIS_MACHINE = "this-machine"
@@ -74,16 +76,21 @@ def estimate_throughput(
         with check("kv_format"):
             kv = find_format(kv_format, KV_FORMATS, "kv")
     speculation = _speculation(check, acceptance, draft_len, draft_cost)
-    if target_tokens_per_s is not None and not (math.isfinite(target_tokens_per_s) and target_tokens_per_s > 0):
-        check.violations.append(FieldViolation("target_tokens_per_s", "must be a positive number of tok/s"))
+    if target_tokens_per_s is not None:
+        with check("target_tokens_per_s"):
+            require_target(target_tokens_per_s)
     machines = _machines(check, gpus, this_machine)
     check.raise_if_any()
 
     workload = Workload(weights=weights, kv=kv, speculation=speculation, **sizes)
     with check("tensor_parallel"):
         chosen = machines or gpus_that_join(workload.tp)
-        estimates = [estimate(model, gpu, workload, target_tokens_per_s) for gpu in chosen]
+        estimates = [estimate(model, gpu, workload) for gpu in chosen]
     check.raise_if_any()
+    if target_tokens_per_s is not None:
+        with check("target_tokens_per_s"):
+            estimates = [with_target(one, target_tokens_per_s) for one in estimates]
+        check.raise_if_any()
     return estimates
 
 
@@ -98,15 +105,11 @@ def gpus_that_join(num_gpus: int) -> list[Gpu]:
 
 def model_of_config(text: str) -> PlannedModel:
     """The model that a config.json describes. Raises InvalidRequestError, naming ``config_json``."""
-    check = _Checks()
-    with check("config_json"):
-        try:
-            config = parse_json_object(text.encode(errors="surrogatepass"), "config.json")
-        except CheckpointError as error:
-            raise ConfigError(str(error)) from None
-        model: PlannedModel = transformer_from_config(config, "config.json")
-    check.raise_if_any()
-    return model
+    file = "config.json"
+    try:
+        return transformer_from_config(parse_json_object(text.encode(errors="surrogatepass"), file), file)
+    except (CheckpointError, ConfigError) as error:
+        raise InvalidRequestError(FieldViolation("config_json", str(error).removeprefix(f"{file}: "))) from None
 
 
 def model_of_size(num_parameters: int, **shape: int) -> PlannedModel:
@@ -128,13 +131,16 @@ def model_of_size(num_parameters: int, **shape: int) -> PlannedModel:
     return ParameterCount(num_parameters, KVShape(**shape) if shape else None)
 
 
-def machine_of(model: ModelInfo, read_bandwidth_gbps: float) -> Gpu | None:
+def machine_of(model: ModelInfo, peaks: Peaks) -> Gpu | None:
     """What a loaded model runs on, for the planner; None for a GPU that is simulated or not in the table, and where the
     bandwidth could not be measured (0)."""
-    if not read_bandwidth_gbps:
+    if not peaks.read_bandwidth_gbps:
         return None
     if model.backend == "cpu":
-        return measured_machine(model.device_name, read_bandwidth_gbps, psutil.virtual_memory().total)
+        arithmetic = stored_format(model.weight_formats[0]).arithmetic
+        measured = MeasuredArithmetic(peaks.gflops / 1e3, peaks.arithmetic, arithmetic) if peaks.gflops else None
+        memory_bytes = psutil.virtual_memory().total
+        return measured_machine(model.device_name, peaks.read_bandwidth_gbps, memory_bytes, measured)
     if model.backend != "cuda":
         return None
     try:
@@ -142,7 +148,7 @@ def machine_of(model: ModelInfo, read_bandwidth_gbps: float) -> Gpu | None:
     except ConfigError:
         return None
     source = f"read bandwidth measured here; {gpu.source}"
-    return replace(gpu, bandwidth_gbps=read_bandwidth_gbps, bandwidth_source="measured", source=source)
+    return replace(gpu, bandwidth_gbps=peaks.read_bandwidth_gbps, bandwidth_source="measured", source=source)
 
 
 # ---- parts of estimate_throughput ------------------------------------------------------------------------------------

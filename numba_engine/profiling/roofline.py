@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from numba_engine.errors import ConfigError
 from numba_engine.profiling.bounds import MemoryNeed, Phase, Plan, decode_phase, memory_need, prefill_phase, ridge_batch
@@ -17,6 +17,11 @@ from numba_engine.profiling.hardware import Gpu
 from numba_engine.profiling.levers import Lever, levers
 from numba_engine.profiling.planned_model import PlannedModel
 from numba_engine.profiling.workload import Workload
+
+MAX_TARGET_TOKENS_PER_S = 10**6
+"""Of each sequence."""
+_MAX_TARGET_GPUS = 10**6
+"""A target that asks for more is no question of bandwidth any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ class Estimate:
     gpu: Gpu
     workload: Workload
     decode: Phase
-    prefill: Phase
+    prefill: Phase | None
+    """None where the arithmetic rate is not known: memory alone says next to nothing of prefill."""
     memory: MemoryNeed
     machine_balance: float | None
     """FLOPs a byte at which the GPU's arithmetic takes as long as its memory."""
@@ -61,7 +67,7 @@ class Target:
     """Of this kind, by bandwidth alone."""
 
 
-def estimate(model: PlannedModel, gpu: Gpu, workload: Workload, target_tokens_per_s: float | None = None) -> Estimate:
+def estimate(model: PlannedModel, gpu: Gpu, workload: Workload) -> Estimate:
     """Bounds, memory, ridge, levers and energy of a model on a GPU.
 
     Raises:
@@ -77,7 +83,7 @@ def estimate(model: PlannedModel, gpu: Gpu, workload: Workload, target_tokens_pe
         gpu=gpu,
         workload=workload,
         decode=decode,
-        prefill=prefill_phase(plan),
+        prefill=prefill_phase(plan) if peak else None,
         memory=memory_need(plan),
         machine_balance=peak / plan.bandwidth if peak else None,
         decode_intensity=decode.demand.flops / decode.demand.memory_bytes,
@@ -85,17 +91,35 @@ def estimate(model: PlannedModel, gpu: Gpu, workload: Workload, target_tokens_pe
         levers=tuple(levers(plan)),
         energy=token_energy(plan, decode),
         joules_per_token_at_tdp=gpu.tdp_w * workload.tp / decode.tokens_per_s if gpu.tdp_w is not None else None,
-        target=None if target_tokens_per_s is None else _target(plan, decode, target_tokens_per_s),
+        target=None,
         notes=tuple(_notes(plan)),
     )
 
 
-def _target(plan: Plan, decode: Phase, tokens_per_s: float) -> Target:
-    if not (math.isfinite(tokens_per_s) and tokens_per_s > 0):
-        raise ConfigError(f"the target must be a positive number of tok/s, got {tokens_per_s!r}")
-    passes_per_s = tokens_per_s * plan.workload.batch / (decode.tokens_per_s * decode.round_s)
-    gbps = decode.demand.memory_bytes * plan.workload.tp * passes_per_s / 1e9
-    return Target(tokens_per_s, gbps, max(1, math.ceil(gbps / plan.gpu.bandwidth_gbps * (1 - 1e-12))))
+def with_target(one: Estimate, tokens_per_s: float) -> Estimate:
+    """The same, and what so many tokens a second of each sequence ask for.
+
+    Raises:
+        ConfigError: the target is out of range, or so far from what the GPU can do that no number of them is an answer.
+    """
+    require_target(tokens_per_s)
+    passes_per_s = tokens_per_s * one.workload.batch / (one.decode.tokens_per_s * one.decode.round_s)
+    gbps = one.decode.demand.memory_bytes * one.workload.tp * passes_per_s / 1e9
+    num_gpus = max(1, math.ceil(gbps / one.gpu.bandwidth_gbps * (1 - 1e-12)))
+    if num_gpus > _MAX_TARGET_GPUS:
+        raise ConfigError(
+            f"the target must be lower: {tokens_per_s:g} tok/s a sequence ask for {num_gpus:.2g} of {one.gpu.name}, "
+            f"more than {_MAX_TARGET_GPUS:,}"
+        )
+    return replace(one, target=Target(tokens_per_s, gbps, num_gpus))
+
+
+def require_target(tokens_per_s: float) -> None:
+    """Raises ConfigError for a speed that is not in range."""
+    if not 0 < tokens_per_s <= MAX_TARGET_TOKENS_PER_S:  # not a number is in no range
+        raise ConfigError(
+            f"the target must be a positive number of tok/s up to {MAX_TARGET_TOKENS_PER_S:,}, got {tokens_per_s!r}"
+        )
 
 
 def _notes(plan: Plan) -> Iterator[str]:
@@ -109,4 +133,4 @@ def _notes(plan: Plan) -> Iterator[str]:
     if weights.arithmetic in ("fp8", "fp4") and getattr(gpu, f"{weights.arithmetic}_tflops") is None:
         yield f"{gpu.name} has no {weights.arithmetic} units: {weights.name} weights are widened and multiplied in fp16"
     if gpu.peak_flops(weights.arithmetic) is None:
-        yield "the arithmetic rate of this machine is not known: only memory bounds the figures, prefill's too"
+        yield "the arithmetic rate of this machine is not known: only memory bounds decode, nothing is said of prefill"

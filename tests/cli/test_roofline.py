@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from numba_engine.profiling.hardware import GPUS
+from numba_engine.storage import StorageFormat
 
 Run = Callable[..., Result]
 
@@ -109,17 +110,28 @@ def test_a_shape_by_hand_counts_the_kv_cache(run: Run) -> None:
 def test_this_machine_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Measured:
         device_name = "EPYC"
+        peak: tuple[float, str] | None = None
 
         def read_bandwidth_gbps(self) -> float:
             return 35.0
+
+        def peak_gflops(self, format: StorageFormat) -> tuple[float, str] | None:
+            assert format is StorageFormat.F16, "weights are fp16"
+            return self.peak
 
     module = importlib.import_module("numba_engine.cli.roofline")  # the package has the command by that name
     monkeypatch.setattr(module, "create_backend", lambda config: Measured())
     result = run("roofline", "--params", "135M", "--gpu", "this-machine")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "EPYC: 35 GB/s by measurement" in result.stdout
-    assert "not known" in result.stdout
+    [prefill] = [line.split() for line in result.stdout.splitlines() if line.startswith("prefill, all prompts")]
+    assert prefill == ["prefill,", "all", "prompts", "not", "known"]
     assert "7.71 ms" in result.stdout  # 270 MB at 35 GB/s
+    Measured.peak = (270.0, "float32 fma (avx2)")
+    known = run("roofline", "--params", "135M", "--gpu", "this-machine").stdout
+    assert "float32 fma (avx2) 0.27, measured" in known
+    [prefill] = [line.split() for line in known.splitlines() if line.startswith("prefill, all prompts")]
+    assert prefill[3:6] == ["1.02", "s", "1,000"]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +154,8 @@ def test_this_machine_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
         (["--params", "8e9", "--draft-len", "3"], "go with --speculative-acceptance"),
         (["--params", "8e9", "--speculative-acceptance", "1.5"], "the acceptance rate must be 0 to 1, got 1.5"),
         (["--params", "8e9", "--target", "-1", "--gpu", "l4"], "the target must be a positive number of tok/s"),
+        (["--params", "8e9", "--target", "1e300"], "a positive number of tok/s up to 1,000,000, got 1e+300"),
+        (["--params", "1e15", "--target", "1e6", "--gpu", "l4"], "the target must be lower: 1e+06 tok/s a sequence"),
         (["m.json", "--num-layers", "3"], "go with --params"),
         (["/nowhere/config.json"], "/nowhere/config.json: cannot be read"),
         (["/nowhere"], "no such file or directory"),

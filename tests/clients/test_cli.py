@@ -258,6 +258,22 @@ def test_profile_table(run: Run, service: FakeService) -> None:
     assert service.requests[0].prompt
 
 
+def test_profile_that_was_aborted_says_so(run: Run, service: FakeService) -> None:
+    whole = run("profile")[1]
+    assert "ended early" not in whole
+
+    def aborted(request: Any, context: grpc.ServicerContext) -> Iterator[pb.ProfileResponse]:
+        for response in fake.profile(request, context):
+            if response.HasField("summary"):
+                response.summary.finish_reason = pb.FINISH_REASON_ABORTED
+            yield response
+
+    service.behaviours["Profile"] = aborted
+    code, out, _ = run("profile")
+    assert code == 0
+    assert "\nended early: aborted; figures are of the steps until then\n" in out
+
+
 def test_profile_of_made_up_prompts(run: Run, service: FakeService) -> None:
     code, out, _ = run(
         *("profile", "--synthetic", "4x512", "--detail", "timeline", "--warm-up", "3", "--unprofiled-every", "2")
@@ -346,6 +362,21 @@ def test_estimate_of_one_gpu(run: Run, service: FakeService, tmp_path: Path) -> 
     assert "arithmetic 8 G 1.5 a multiply-add 12.0 mJ 23.1%" in lines
     assert "together 52.0 mJ; at TDP for the time of a token 7.14 J" in lines
     assert lines[-3:] == ["a whitepaper", "a paper", "a talk"]
+
+
+def test_estimate_without_an_arithmetic_rate_says_nothing_of_prefill(run: Run, service: FakeService) -> None:
+    def unknown(request: pb.EstimateThroughputRequest, context: grpc.ServicerContext) -> pb.EstimateThroughputResponse:
+        response = fake.estimates(request, context)
+        for one in response.estimates:
+            one.ClearField("prefill")
+        return response
+
+    service.behaviours["EstimateThroughput"] = unknown
+    out = run("estimate", "--gpu", "h200")[1]
+    [prefill] = [line.split() for line in out.splitlines() if line.startswith("prefill, all prompts")]
+    assert prefill == ["prefill,", "all", "prompts", "not", "known"]
+    rows = {line.split()[0]: line.split() for line in run("estimate")[1].splitlines() if line}
+    assert rows["rtx4090"][4:7] == ["memory", "not", "known"]
 
 
 def test_estimate_of_all_gpus_and_a_config(run: Run, service: FakeService, tmp_path: Path) -> None:

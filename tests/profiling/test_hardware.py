@@ -19,6 +19,7 @@ from numba_engine.profiling.hardware import (
     SHARED_MEMORY_ENERGY,
     WEIGHT_FORMATS,
     Gpu,
+    MeasuredArithmetic,
     find_format,
     find_gpu,
     measured_machine,
@@ -109,6 +110,12 @@ def test_a_measured_machine_has_bandwidth_and_no_arithmetic() -> None:
     assert (machine.bandwidth_gbps, machine.bandwidth_source, machine.max_gpus) == (35.0, "measured", 1)
     assert machine.peak_flops("fp16") is None
     assert machine.peak_flops("fp8") is None
+    int8 = measured_machine("EPYC", 35.0, 24 * GIB, MeasuredArithmetic(0.5, "int8 dot products", "int8"))
+    assert (int8.peak_flops("int8"), int8.peak_flops("fp32")) == (0.5e12, 0.5e12)
+    halves = measured_machine("EPYC", 35.0, 24 * GIB, MeasuredArithmetic(0.1, "bf16 dot products", "fp16"))
+    assert (halves.peak_flops("int8"), halves.peak_flops("fp4"), halves.peak_flops("fp32")) == (None, 0.1e12, 0.1e12)
+    floats = measured_machine("EPYC", 35.0, 24 * GIB, MeasuredArithmetic(0.1, "float32 fma", "fp32"))
+    assert (floats.peak_flops("fp16"), floats.attention_flops("fp32")) == (None, 0.1e12)
     for bandwidth in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="positive number of GB/s"):
             measured_machine("EPYC", bandwidth, 24 * GIB)

@@ -85,6 +85,8 @@ def test_this_machine() -> None:
         ({"acceptance": float("nan"), "draft_cost": 2}, {"speculation.acceptance", "speculation.draft_cost"}),
         ({"draft_len": 4}, {"speculation.acceptance"}),
         ({"target_tokens_per_s": float("inf"), "batch": -1}, {"target_tokens_per_s", "batch"}),
+        ({"target_tokens_per_s": 1e15}, {"target_tokens_per_s"}),
+        ({"target_tokens_per_s": 1e6, "batch": 65536, "context": 2**22}, {"target_tokens_per_s"}),  # too many GPUs
     ],
 )
 def test_all_wrong_arguments_are_named(arguments: dict[str, Any], fields: set[str]) -> None:
@@ -115,6 +117,25 @@ def test_a_description_does_not_name_its_field_again() -> None:
 )
 def test_a_config_that_is_none(text: str) -> None:
     assert fields_of(lambda: model_of_config(text)) == {"config_json"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "description"),
+    [
+        ({"hidden_size": -4096}, "hidden_size must be an integer from 1 to 1048576, got -4096"),
+        ({"sliding_window": -5}, "sliding_window must be an integer from 0 to 2097152, got -5"),
+        ({"model_type": ["x"]}, "model_type must be a name, got ['x']"),
+    ],
+)
+def test_what_is_wrong_in_a_config_names_its_key(changes: dict[str, Any], description: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        model_of_config(json.dumps(LLAMA_3_8B | changes))
+    assert [(v.field, v.description) for v in caught.value.violations] == [("config_json", description)]
+
+
+def test_a_config_that_is_no_json_has_no_file_name() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^config_json: is not valid JSON"):
+        model_of_config("{")
 
 
 def test_sizes_that_are_none() -> None:

@@ -14,11 +14,20 @@ from numba_engine.errors import ConfigError
 from numba_engine.model.config import ModelConfig
 from numba_engine.profiling.bounds import Bound, all_reduce_s
 from numba_engine.profiling.exports import estimate_as_json
-from numba_engine.profiling.hardware import GPUS, KV_FORMATS, WEIGHT_FORMATS, Gpu, Link, NumberFormat, measured_machine
+from numba_engine.profiling.hardware import (
+    GPUS,
+    KV_FORMATS,
+    WEIGHT_FORMATS,
+    Gpu,
+    Link,
+    MeasuredArithmetic,
+    NumberFormat,
+    measured_machine,
+)
 from numba_engine.profiling.levers import Lever
 from numba_engine.profiling.planned_model import KVShape, ParameterCount
 from numba_engine.profiling.planned_transformer import Transformer, transformer_from_checkpoint
-from numba_engine.profiling.roofline import Estimate, estimate
+from numba_engine.profiling.roofline import Estimate, estimate, with_target
 from numba_engine.profiling.workload import Speculation, Workload
 
 
@@ -77,12 +86,12 @@ def test_8b_fp16_on_an_rtx_4090_is_63_tokens_a_second_and_1_2_percent_of_its_ari
 
 
 def test_70b_fp16_at_20_tokens_a_second_needs_2_8_tb_a_second() -> None:
-    result = estimate(ParameterCount(70_000_000_000), GPUS["h200"], Workload(), target_tokens_per_s=20)
+    result = with_target(estimate(ParameterCount(70_000_000_000), GPUS["h200"], Workload()), 20)
     assert result.memory.weight_bytes == 140e9
     assert result.target is not None
     assert result.target.bandwidth_gbps == pytest.approx(2800)
     assert result.target.num_gpus == 1
-    on_4090 = estimate(ParameterCount(70_000_000_000), RTX_4090, Workload(), target_tokens_per_s=20)
+    on_4090 = with_target(estimate(ParameterCount(70_000_000_000), RTX_4090, Workload()), 20)
     assert on_4090.target is not None
     assert on_4090.target.num_gpus == 3
     assert not on_4090.memory.fits
@@ -474,8 +483,20 @@ def test_weights_as_stored_need_a_checkpoint() -> None:
 def test_a_machine_whose_arithmetic_is_not_known_is_bound_by_memory_alone() -> None:
     result = estimate(LLAMA_3_8B, measured_machine("EPYC", 35.0, 64 << 30), Workload(batch=64))
     assert result.decode.pass_time.compute_s == 0
+    assert result.prefill is None, "memory alone would allow a prefill far beyond any arithmetic"
+    assert {lever.metric for lever in result.levers} == {"decode"}
     assert (result.machine_balance, result.ridge_batch, result.joules_per_token_at_tdp) == (None, None, None)
     assert any("not known" in note for note in result.notes)
+
+
+def test_a_measured_arithmetic_rate_bounds_prefill() -> None:
+    machine = measured_machine("EPYC", 50.0, 64 << 30, MeasuredArithmetic(0.4, "int8 dot products", "int8"))
+    result = estimate(ParameterCount(10**9), machine, Workload(weights=WEIGHT_FORMATS["q4_0"], context=2000))
+    assert result.prefill is not None
+    assert result.prefill.tokens_per_s == pytest.approx(0.4e12 / 2e9)
+    assert result.prefill.pass_time.bound is Bound.COMPUTE
+    assert result.decode.pass_time.bound is Bound.MEMORY
+    assert result.ridge_batch == 3  # 4.5e9 / 8 bytes at 50 GB/s: 11.25 ms; 2e9 FLOPs a sequence: 5 ms
 
 
 def test_notes_say_where_the_numbers_stretch() -> None:
@@ -486,7 +507,7 @@ def test_notes_say_where_the_numbers_stretch() -> None:
 
 
 def test_json_holds_every_figure() -> None:
-    result = estimate(LLAMA_3_8B, H100, Workload(tp=2, speculation=Speculation(0.7)), target_tokens_per_s=50)
+    result = with_target(estimate(LLAMA_3_8B, H100, Workload(tp=2, speculation=Speculation(0.7))), 50)
     values = json.loads(json.dumps(estimate_as_json(result)))
     assert values["decode"]["tokens_per_s"] == result.decode.tokens_per_s
     assert values["decode"]["pass_time"]["bound"] == "MEMORY"

@@ -126,7 +126,8 @@ async def test_the_model_that_is_served(serve: Serve, tmp_path: Path) -> None:
         [one, here] = await estimates(served, gpus=["h200", "this-machine"])
         assert_same(one, roofline(str(model), "--gpu", "h200")[0])
         bandwidth = here.gpu.peaks[0]
-        assert (bandwidth.source, len(here.gpu.peaks)) == (api.FIGURE_SOURCE_MEASURED, 1)
+        assert [peak.source for peak in here.gpu.peaks] == [api.FIGURE_SOURCE_MEASURED] * 2
+        assert here.prefill.compute_s == pytest.approx(here.prefill.flops / (here.gpu.peaks[1].value * 1e12))
         assert here.decode.memory_s == pytest.approx(one.decode.memory_s * 4800 / bandwidth.value)
 
 
@@ -140,6 +141,8 @@ async def test_the_model_that_is_served(serve: Serve, tmp_path: Path) -> None:
             {"size.num_layers", "size.hidden_size", "size.num_kv_heads", "size.head_dim"},
         ),
         ({"config_json": "{}"}, {"config_json"}),
+        ({"target_tokens_per_s": 1e15}, {"target_tokens_per_s"}),
+        ({"target_tokens_per_s": 1e6, "size": api.ModelSize(num_parameters=10**15)}, {"target_tokens_per_s"}),
         (
             {"speculation": api.Speculation(acceptance=2, draft_len=99)},
             {"speculation.acceptance", "speculation.draft_len"},

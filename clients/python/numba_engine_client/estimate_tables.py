@@ -33,7 +33,7 @@ def _comparison(estimates: Sequence[pb.ThroughputEstimate]) -> list[str]:
                 f"{one.decode.time_per_token_s * 1e3:.2f}",
                 rate(one.decode.tokens_per_s),
                 _bound(one.decode.bound),
-                rate(one.prefill.tokens_per_s),
+                rate(one.prefill.tokens_per_s) if one.HasField("prefill") else "not known",
                 f"{one.ridge_batch:,}" if one.HasField("ridge_batch") else "-",
                 size(one.memory.total_bytes),
                 size(one.memory.available_bytes),
@@ -68,16 +68,17 @@ def _gpu(gpu: pb.PlannedGpu) -> list[str]:
     by = enum_word(pb.FigureSource, bandwidth.source, "FIGURE_SOURCE_")
     lines = [f"{gpu.name}: {bandwidth.value:,.5g} GB/s ({by}), {size(gpu.memory_bytes)} {gpu.memory_kind}"]
     if rates:
-        lines.append("dense TFLOPS: " + ", ".join(f"{peak.name} {peak.value:g}" for peak in rates))
+        lines.append("dense TFLOPS: " + ", ".join(f"{peak.name} {peak.value:.5g}" for peak in rates))
     return lines
 
 
 def _phases(one: pb.ThroughputEstimate) -> list[str]:
-    rows = [("bounds, by formula", "time", "tok/s", "memory", "compute", "links", "bound", "of tensor", "")]
-    phases = (
-        ("decode, a token", one.decode.time_per_token_s, one.decode),
-        ("prefill, all prompts", one.prefill.pass_s, one.prefill),
-    )
+    rows: list[tuple[str, ...]] = [
+        ("bounds, by formula", "time", "tok/s", "memory", "compute", "links", "bound", "of tensor", "")
+    ]
+    phases = [("decode, a token", one.decode.time_per_token_s, one.decode)]
+    if one.HasField("prefill"):
+        phases.append(("prefill, all prompts", one.prefill.pass_s, one.prefill))
     for name, time_s, phase in phases:
         share = f"{phase.share_of_tensor_peak:.2%}" if phase.HasField("share_of_tensor_peak") else ""
         rows.append(
@@ -93,6 +94,8 @@ def _phases(one: pb.ThroughputEstimate) -> list[str]:
                 "",
             )
         )
+    if not one.HasField("prefill"):
+        rows.append(("prefill, all prompts", "not known", *[""] * 7))
     lines = [*aligned(rows), ""]
     if one.HasField("machine_balance"):
         lines.append(

@@ -46,6 +46,9 @@ def profile_table(device: pb.ProfiledDevice, model: pb.ProfiledModel, summary: p
         f"{model.weight_bytes / 1e6:,.1f} MB as {', '.join(model.weight_formats)})",
         f"on {device.backend}: {device.name}; times by {clock}, bytes by formula",
     ]
+    if summary.finish_reason not in (pb.FINISH_REASON_UNSPECIFIED, pb.FINISH_REASON_MAX_TOKENS):
+        reason = enum_word(pb.FinishReason, summary.finish_reason, "FINISH_REASON_")
+        parts.append(f"ended early: {reason}; figures are of the steps until then")
     if summary.num_decode_steps:
         parts += ["", *_ops(summary.num_decode_steps, summary.ops, summary.shares)]
         parts += _counted(summary.num_decode_steps, summary.ops)
