@@ -50,6 +50,7 @@ from numba_engine.profiling.report import (
     StepProfile,
 )
 from numba_engine.profiling.roofline import Estimate
+from numba_engine.profiling.synthetic import longest_context
 from numba_engine.sampling_params import SamplingParams
 
 __all__ = [
@@ -93,6 +94,7 @@ __all__ = [
     "UnsupportedModelError",
     "Usage",
     "estimate_throughput",
+    "longest_context",
     "machine_of",
     "model_of_config",
     "model_of_size",

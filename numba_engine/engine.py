@@ -208,6 +208,11 @@ class LLM:
         return bool(self._requests or self._unclaimed)
 
     @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens of one step, prompts' and others' together."""
+        return self._config.max_num_batched_tokens
+
+    @property
     def stats(self) -> EngineStats:
         scheduler, counters = self._scheduler, self._counters
         return EngineStats(
@@ -325,11 +330,15 @@ class LLM:
         profile, self._last_step_profile = self._last_step_profile, None
         return profile
 
-    def stop_profile(self) -> ProfileSummary:
-        """End the profile and sum it up. The first one measures the machine's peaks, which takes a moment."""
+    def stop_profile(self, *, decode_seqs: int = 1) -> ProfileSummary:
+        """End the profile and sum it up. The first one measures the machine's peaks, which takes a moment.
+
+        Decode steps of fewer than ``decode_seqs`` sequences are left out of its decode figures: for sequences that are
+        to decode together, and of which the first decode already while the others' prompts are computed.
+        """
         assert self._recorder is not None, "start_profile first"
         self._stop_recording()
-        return summarize(self._profiled_steps, peaks=self.peaks, memory=self._memory_use())
+        return summarize(self._profiled_steps, peaks=self.peaks, memory=self._memory_use(), decode_seqs=decode_seqs)
 
     @cached_property
     def peaks(self) -> Peaks:

@@ -34,6 +34,8 @@ class ProfileWork:
     fusion: bool
     wants_text: bool
     """In the steps, what they added to the one prompt's text."""
+    steps_together: int | None = None
+    """It ends when all prompts have decoded together for so many steps; None: with the last of them."""
     live_steps: int | None = None
     """Steps of live traffic to report."""
     warm_up_steps: int = 0
@@ -98,6 +100,10 @@ class ProfileRun:
         self._unfinished: set[str] = set()
         self._finished: dict[str, RequestOutput] = {}
         self._num_steps = 0
+        self._started: set[str] = set()
+        """Own requests that have a token."""
+        self._num_together = 0
+        """Steps in which all of them decoded."""
         self._is_measuring = False
 
     def start(self, llm: LLM) -> ProfileStarted:
@@ -125,6 +131,9 @@ class ProfileRun:
                 self._unfinished.discard(output.request_id)
                 self._finished[output.request_id] = output
         profile = llm.take_step_profile()
+        moved = {output.request_id for output in outputs if output.token_ids}
+        self._num_together += len(self._started & moved) == len(self._work.prompts)
+        self._started |= moved
         if self._warm_up_left:
             self._warm_up(llm, is_step=profile is not None)
         else:
@@ -133,7 +142,9 @@ class ProfileRun:
                 if self._work.with_steps:
                     yield self._told(profile, outputs)
             if self._is_done:
-                yield self._end(llm)
+                reason = FinishReason.MAX_TOKENS if self._were_together else None
+                self._drop_requests(llm)
+                yield self._end(llm, reason)
                 return
         yield from self.waiting(llm)
 
@@ -159,12 +170,28 @@ class ProfileRun:
 
     @property
     def _is_done(self) -> bool:
-        return self._num_steps == self._work.live_steps if self._work.live_steps else not self._unfinished
+        if self._work.live_steps:
+            return self._num_steps == self._work.live_steps
+        return self._prompts_are_over
+
+    @property
+    def _prompts_are_over(self) -> bool:
+        if self._work.steps_together is None:
+            return not self._unfinished
+        return self._were_together or bool(self._finished)  # without one of them they are never together again
+
+    @property
+    def _were_together(self) -> bool:
+        return self._num_together == self._work.steps_together
+
+    @property
+    def _decode_seqs(self) -> int:
+        return max(len(self._work.prompts), 1)
 
     def _warm_up(self, llm: LLM, *, is_step: bool) -> None:
         """Counts a step of it; after the last one the measuring begins anew, and what is profiled is queued."""
         self._warm_up_left -= is_step
-        if self._warm_up_left and (self._unfinished or not self._work.warm_up_prompts):
+        if self._warm_up_left and not (self._work.warm_up_prompts and self._prompts_are_over):
             return
         self._warm_up_left = 0
         self._drop_requests(llm)
@@ -174,6 +201,8 @@ class ProfileRun:
     def _measure_anew(self, llm: LLM) -> None:
         """Nothing of the warm-up is reported."""
         self._finished.clear()
+        self._started.clear()
+        self._num_together = 0
         self._stop(llm)
         self._measure(llm)
 
@@ -184,7 +213,7 @@ class ProfileRun:
 
     def _stop(self, llm: LLM) -> ProfileSummary:
         self._is_measuring = False
-        return llm.stop_profile()
+        return llm.stop_profile(decode_seqs=self._decode_seqs)
 
     def _add(self, llm: LLM, prompts: Prompts) -> None:
         for index, prompt in enumerate(prompts):

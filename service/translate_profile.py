@@ -19,6 +19,7 @@ from numba_engine import (
     ProfileSummary,
     SamplingParams,
     TimeSource,
+    longest_context,
 )
 from numba_engine_api.v1 import inference_pb2 as api
 from service import translate
@@ -54,12 +55,15 @@ def prepared(llm: LLM, limits: EngineStats, request: api.ProfileRequest) -> Prof
     num_tokens = request.num_tokens if request.HasField("num_tokens") else _DEFAULT_NUM_TOKENS
     # Greedy and past end tokens, so that a profile does the same work each time.
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_tokens)
+    steps_together = None
     match kind := translate.input_of(request):
         case "live":
             prompts: Sequence[Sequence[int]] = ()
         case "synthetic":
             num_seqs, prompt_len = _sizes(request.synthetic)
             prompts = _random_prompts(llm, [prompt_len] * num_seqs)
+            # The first of them goes on until all have decoded together.
+            params, steps_together = dataclasses.replace(params, max_tokens=None), num_tokens
         case _:
             prompts = [translate.to_prompt(llm, request, params)]
     return ProfileWork(
@@ -67,6 +71,7 @@ def prepared(llm: LLM, limits: EngineStats, request: api.ProfileRequest) -> Prof
         params=params,
         fusion=request.fusion if request.HasField("fusion") else True,
         wants_text=kind not in ("live", "synthetic"),
+        steps_together=steps_together,
         live_steps=_live_steps(request.live) if kind == "live" else None,
         warm_up_steps=request.warm_up_steps,
         warm_up_prompts=_random_prompts(llm, [len(p) for p in prompts]) if request.warm_up_steps else (),
@@ -107,14 +112,22 @@ def _synthetic_violations(llm: LLM, limits: EngineStats, request: api.ProfileReq
     if prompt_len < 1:
         fits = False
         yield FieldViolation("synthetic.prompt_len", "must be at least 1, got 0")
+    budget = llm.max_num_batched_tokens
+    if fits and num_seqs > budget:
+        fits = False
+        yield FieldViolation(
+            "synthetic.num_seqs", f"must be 1 to {budget} (the server's max_num_batched_tokens), got {num_seqs}"
+        )
+    length = longest_context(num_seqs if fits else 1, prompt_len, num_tokens, budget)
     context = llm.model_info.max_model_len
-    if prompt_len + num_tokens > context:
+    if length > context:
         fits = False
         yield FieldViolation(
             "synthetic.prompt_len",
-            f"with num_tokens it makes {prompt_len + num_tokens} tokens, but the context holds {context}",
+            f"with num_tokens the first sequence comes to {length} tokens until all have decoded together, "
+            f"but the context holds {context}",
         )
-    blocks = num_seqs * -(-(prompt_len + num_tokens) // limits.block_size)
+    blocks = num_seqs * -(-length // limits.block_size)
     if fits and blocks > limits.num_kv_blocks:
         yield FieldViolation(
             "synthetic",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from numba_engine.cli.options import engine_config, engine_options
 from numba_engine.cli.profile_diff import profile_diff
 from numba_engine.cli.prompt import prompt_options, read_prompt
 from numba_engine.engine import LLM
+from numba_engine.errors import ConfigError
 from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.bench import check_fits
 from numba_engine.profiling.exports import profile_as_json, steps_as_csv
 from numba_engine.profiling.html_report import render_html
 from numba_engine.profiling.plots import require_matplotlib
 from numba_engine.profiling.report import ProfileSummary, StepProfile
+from numba_engine.profiling.synthetic import longest_context
 from numba_engine.profiling.tables import format_bytes, format_count, step_table, summary_table
 from numba_engine.profiling.trace import profile_as_trace
 from numba_engine.sampling_params import SamplingParams
@@ -74,7 +77,8 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
     "--synthetic",
     callback=_sizes,
     metavar="SEQSxTOKENS",
-    help="Instead of a prompt, so many sequences at once of so many random tokens each, such as 4x512.",
+    help="Instead of a prompt, so many sequences at once of so many random tokens each, such as 4x512. "
+    "Decode figures are of the steps that have all of them.",
 )
 @click.option(
     "-n",
@@ -83,7 +87,7 @@ _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
     default=32,
     show_default=True,
     metavar="N",
-    help="Tokens to generate, of each sequence.",
+    help="Tokens to generate; with --synthetic, decode steps of all sequences together.",
 )
 @click.option(
     "--warm-up",
@@ -128,27 +132,23 @@ def profile(
     if synthetic and any(given is not None for given in (prompt, prompt_file, chat, system)):
         raise click.UsageError("--synthetic stands instead of a prompt")
     text = read_prompt(prompt, prompt_file, chat, system, default=_DEFAULT_PROMPT)
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    # The first of several sequences goes on until all have decoded together for so many steps.
+    params = SamplingParams(temperature=0.0, max_tokens=None if synthetic else max_tokens, ignore_eos=True)
+    steps_together = max_tokens if synthetic else None
     llm = load(model, engine_config(options), quiet=quiet)
-    if synthetic:
-        num_seqs, prompt_len = synthetic
-        check_fits(llm, prompt_len + max_tokens, num_seqs)
-        prompts = _random_prompts(llm, [prompt_len] * num_seqs)
-    else:
-        prompts = [text.token_ids(llm)]
+    prompts = _synthetic_prompts(llm, *synthetic, max_tokens) if synthetic else [text.token_ids(llm)]
     if warm_up_steps:
-        _warm_up(llm, [len(prompt) for prompt in prompts], params, warm_up_steps, fusion=fusion)
+        _warm_up(llm, [len(prompt) for prompt in prompts], params, steps_together, warm_up_steps, fusion=fusion)
 
     llm.start_profile(fusion=fusion, timeline=html is not None or trace is not None, unprofiled_every=_UNPROFILED_EVERY)
-    _add_requests(llm, prompts, params)
     steps = []
     errors = Console(stderr=True)
     with Live(console=errors, transient=True, auto_refresh=False) as live:
-        for step in _measured_steps(llm):
+        for step in _measured_steps(llm, prompts, params, steps_together):
             steps.append(step)
             if errors.is_terminal and not quiet:
                 live.update(step_table(step), refresh=True)
-    summary = llm.stop_profile()
+    summary = llm.stop_profile(decode_seqs=len(prompts))
 
     for file in _write_files(llm.model_info, steps, summary, html, trace, csv):
         if not quiet:
@@ -160,14 +160,29 @@ def profile(
     wide_console().print(summary_table(summary))
 
 
-def _warm_up(llm: LLM, lengths: Sequence[int], params: SamplingParams, num_steps: int, *, fusion: bool) -> None:
+def _synthetic_prompts(llm: LLM, num_seqs: int, prompt_len: int, num_steps: int) -> list[list[int]]:
+    """Raises ConfigError unless the engine can decode such sequences together for so many steps."""
+    budget = llm.max_num_batched_tokens
+    if num_seqs > budget:
+        raise ConfigError(f"max_num_batched_tokens is {budget}, but {num_seqs} sequences are to run at once")
+    check_fits(llm, longest_context(num_seqs, prompt_len, num_steps, budget), num_seqs)
+    return _random_prompts(llm, [prompt_len] * num_seqs)
+
+
+def _warm_up(
+    llm: LLM,
+    lengths: Sequence[int],
+    params: SamplingParams,
+    steps_together: int | None,
+    num_steps: int,
+    *,
+    fusion: bool,
+) -> None:
     """Run what will be measured, but with other prompts, so that none of those is in the prefix cache."""
     llm.start_profile(fusion=fusion)
-    request_ids = _add_requests(llm, _random_prompts(llm, lengths), params)
-    for _ in zip(range(num_steps), _measured_steps(llm), strict=False):
-        pass
-    for request_id in request_ids:
-        llm.abort(request_id)
+    with closing(_measured_steps(llm, _random_prompts(llm, lengths), params, steps_together)) as steps:
+        for _ in zip(range(num_steps), steps, strict=False):
+            pass
     llm.stop_profile()
 
 
@@ -175,19 +190,24 @@ def _random_prompts(llm: LLM, lengths: Sequence[int]) -> list[list[int]]:
     return [random.choices(range(llm.model_info.vocab_size), k=length) for length in lengths]
 
 
-def _add_requests(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[str]:
+def _measured_steps(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, steps_together: int | None
+) -> Generator[StepProfile, None, None]:
+    """Run the prompts to their ends, or until all have decoded together for so many steps."""
     request_ids = [f"profile-{index}" for index in range(len(prompts))]
     for request_id, prompt in zip(request_ids, prompts, strict=True):
         llm.add_request(request_id, prompt, params)
-    return request_ids
-
-
-def _measured_steps(llm: LLM) -> Iterator[StepProfile]:
-    while llm.has_unfinished:
-        llm.step()
-        step = llm.take_step_profile()
-        if step is not None:
-            yield step
+    try:
+        num_together = 0
+        while llm.has_unfinished and num_together != steps_together:
+            llm.step()
+            step = llm.take_step_profile()
+            if step is not None:
+                num_together += step.is_decode_of(len(prompts))
+                yield step
+    finally:
+        for request_id in request_ids:
+            llm.abort(request_id)
 
 
 def _write_files(

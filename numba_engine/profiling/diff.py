@@ -121,8 +121,8 @@ def _changes(a: SavedProfile, b: SavedProfile) -> tuple[tuple[str, object, objec
 
 
 def _op_diffs(a: SavedProfile, b: SavedProfile) -> Iterator[OpDiff]:
-    phases_a = {phase.name: phase for phase in phase_profiles(a.steps)}
-    phases_b = {phase.name: phase for phase in phase_profiles(b.steps)}
+    phases_a = {phase.name: phase for phase in phase_profiles(a.steps, a.summary.decode_seqs)}
+    phases_b = {phase.name: phase for phase in phase_profiles(b.steps, b.summary.decode_seqs)}
     for phase in (PREFILL, DECODE):
         sides_a, sides_b = _sides(phases_a.get(phase)), _sides(phases_b.get(phase))
         names = dict.fromkeys([*sides_a, *sides_b])

@@ -89,7 +89,7 @@ def render_html(model: ModelInfo, steps: Sequence[StepProfile], summary: Profile
     """The page, of one profiled step at least. Raises ConfigError where matplotlib is missing."""
     assert any(step.profiled for step in steps), "nothing was measured"
     require_matplotlib()
-    phases = phase_profiles(steps)
+    phases = phase_profiles(steps, summary.decode_seqs)
     keys = op_keys(phases)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("numba_engine.profiling"),
@@ -262,7 +262,7 @@ def _sections(
             *((_UNPROFILED_TEXT,) if summary.num_unprofiled_steps else ()),
         ),
     )
-    shown = _middle_step([step for step in steps if step.timeline])
+    shown = _middle_step([step for step in steps if step.timeline], summary.decode_seqs)
     if shown is not None:
         yield _Section(
             "calls",
@@ -291,9 +291,9 @@ def _tables(
     yield _steps_table(steps, _time_basis(summary))
 
 
-def _middle_step(steps: Sequence[StepProfile]) -> StepProfile | None:
+def _middle_step(steps: Sequence[StepProfile], decode_seqs: int) -> StepProfile | None:
     """The median decode step by time; where there is none, of all."""
-    decode = [step for step in steps if phase_of(step) == DECODE] or steps
+    decode = [step for step in steps if step.is_decode_of(decode_seqs)] or steps
     return sorted(decode, key=lambda step: step.time_s)[len(decode) // 2] if decode else None
 
 

@@ -32,11 +32,18 @@ def phase_of(step: StepProfile) -> str:
     return PREFILL if step.num_prefill_tokens else DECODE
 
 
-def phase_profiles(steps: Sequence[StepProfile]) -> tuple[PhaseProfile, ...]:
-    """Prefill, then decode; a phase without steps is left out, and so are steps that were not profiled."""
+def phase_profiles(steps: Sequence[StepProfile], decode_seqs: int = 1) -> tuple[PhaseProfile, ...]:
+    """Prefill, then decode; a phase without steps is left out.
+
+    So are steps that were not profiled, and decode steps of fewer than ``decode_seqs`` sequences.
+    """
     phases = []
     for name in (PREFILL, DECODE):
-        of_phase = [step for step in steps if step.profiled and phase_of(step) == name]
+        of_phase = [
+            step
+            for step in steps
+            if step.profiled and phase_of(step) == name and (name == PREFILL or step.is_decode_of(decode_seqs))
+        ]
         if of_phase:
             phases.append(_phase(name, of_phase))
     return tuple(phases)

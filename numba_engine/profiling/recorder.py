@@ -477,11 +477,15 @@ def summarize(
     *,
     peaks: Peaks,
     memory: MemoryUse | None = None,
+    decode_seqs: int = 1,
 ) -> ProfileSummary:
-    """All steps of a profile in one. What there was none of (no prefill step, no decode step) is 0."""
+    """All steps of a profile in one; as decode steps those of at least ``decode_seqs`` sequences.
+
+    What there was none of (no prefill step, no decode step) is 0.
+    """
     profiled = [step for step in steps if step.profiled]
     prefill = [step for step in profiled if step.num_prefill_tokens]
-    decode = [step for step in profiled if step.num_decode_tokens and not step.num_prefill_tokens]
+    decode = [step for step in profiled if step.is_decode_of(decode_seqs)]
     ops, prefill_ops = ops_by_name(decode), ops_by_name(prefill)
     num_tokens = sum(step.num_decode_tokens for step in decode)
     weight_bytes = sum(op.weight_bytes for op in ops) // num_tokens if decode else 0
@@ -491,7 +495,7 @@ def summarize(
     tokens_per_s = median(decode_rates) if decode else 0.0
     bandwidth = peaks.read_bandwidth_gbps * 1e9
     floor_s = (weight_bytes + kv_bytes) / bandwidth if bandwidth else 0.0
-    unprofiled = [step for step in steps if not step.profiled]
+    unprofiled = [step for step in steps if not step.profiled and step.is_decode_of(decode_seqs)]
     compared = _like(unprofiled, decode)
     return ProfileSummary(
         num_prefill_steps=len(prefill),
@@ -527,6 +531,7 @@ def summarize(
         profiled_step_s=_median([step.time_s for step in compared]),
         profiled_ops_s=_median([step.ops_time_s for step in compared]),
         memory=memory,
+        decode_seqs=decode_seqs,
     )
 
 

@@ -152,6 +152,10 @@ class StepProfile:
     timeline: tuple[OpCall, ...] = ()
     """Every call, in order, where that was asked for."""
 
+    def is_decode_of(self, num_seqs: int) -> bool:
+        """A token of each of at least so many sequences, and no prompt."""
+        return not self.num_prefill_tokens and self.num_decode_tokens >= num_seqs
+
     @property
     def ops_time_s(self) -> float:
         return sum(op.time_s for op in self.ops)
@@ -250,6 +254,8 @@ class ProfileSummary:
     profiled_ops_s: float = 0.0
     """Median of the sum of the op times of the same steps."""
     memory: MemoryUse | None = None
+    decode_seqs: int = 1
+    """Steps of fewer sequences are left out of the decode steps."""
 
 
 def ops_by_name(steps: Sequence[StepProfile]) -> tuple[OpProfile, ...]:

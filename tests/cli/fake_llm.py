@@ -54,6 +54,7 @@ class FakeLLM:
     on_step: Callable[[int], None]
     default_sampling: SamplingParams
     model_info = MODEL_INFO
+    max_num_batched_tokens = 512
 
     def __init__(self, model: str, config: EngineConfig, *, progress: Callable[[str, int, int], None]) -> None:
         progress("reading weights", 1, 2)
@@ -63,6 +64,7 @@ class FakeLLM:
         self.params: list[SamplingParams] = []
         self.fusion: bool | None = None
         self._running: str | None = None
+        self._num_running = 0
         self._step = 0
         self.warmed_up = False
         self.made.append(self)
@@ -79,6 +81,7 @@ class FakeLLM:
 
     def add_request(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
         self._running, self._step = request_id, 0
+        self._num_running += 1
         self.prompts.append(list(prompt))
         self.params.append(params)
 
@@ -111,7 +114,7 @@ class FakeLLM:
     def _output(self, text: str, token_id: int | None, reason: FinishReason | None) -> RequestOutput:
         request_id = self._running or ""
         if reason:
-            self._running = None
+            self._running, self._num_running = None, 0
         asked = self.params[-1].logprobs is not None and token_id is not None
         chosen = TokenLogprob(token_id or 0, -0.25, text)
         return RequestOutput(
@@ -130,9 +133,11 @@ class FakeLLM:
     def take_step_profile(self) -> StepProfile | None:
         prefill = 5 if self._step == 1 else 0
         op = OpProfile("linear", 30, 0.003, 60_000_000, 0, 1000, 120_000_000)
-        return StepProfile(self._step - 1, prefill, 0 if prefill else 1, 1, 0.004, (op,))
+        num_seqs = self._num_running
+        return StepProfile(self._step - 1, prefill, 0 if prefill else num_seqs, num_seqs, 0.004, (op,))
 
-    def stop_profile(self) -> ProfileSummary:
+    def stop_profile(self, *, decode_seqs: int = 1) -> ProfileSummary:
+        self.decode_seqs = decode_seqs
         op = OpProfile("linear", 60, 0.006, 120_000_000, 0, 2000, 240_000_000)
         return ProfileSummary(
             num_prefill_steps=1,

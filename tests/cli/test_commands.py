@@ -49,8 +49,10 @@ def test_profile_of_made_up_prompts_after_a_warm_up(run: Run, llms: list[FakeLLM
     [llm] = llms
     assert [len(prompt) for prompt in llm.prompts] == [7] * 6, "three to warm up, three to measure"
     assert len({tuple(prompt) for prompt in llm.prompts}) == 6, "none is found in the prefix cache"
-    assert {params.max_tokens for params in llm.params} == {2}
-    assert [step["index"] for step in json.loads(result.stdout)["steps"]] == [0, 1], "the warm-up is not reported"
+    assert {params.max_tokens for params in llm.params} == {None}, "they end together"
+    steps = json.loads(result.stdout)["steps"]
+    assert [step["index"] for step in steps] == [0, 1, 2], "a prompt and two tokens: the warm-up is not reported"
+    assert llm.decode_seqs == 3
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_profile_of_made_up_prompts_after_a_warm_up(run: Run, llms: list[FakeLLM
         (["--synthetic", "3"], "'3' is no number of sequences and tokens such as 4x512"),
         (["--synthetic", "0x9"], "'0x9' is no number"),
         (["--synthetic", "9x9"], "max_num_seqs is 8, but 9 sequences are to run at once"),
-        (["--synthetic", "1x2017"], "max_model_len is 2048, but 2049 tokens are needed"),
+        (["--synthetic", "1x2017"], "max_model_len is 2048, but 2050 tokens are needed"),
     ],
 )
 def test_profile_of_made_up_prompts_that_cannot_be(run: Run, arguments: list[str], message: str) -> None:

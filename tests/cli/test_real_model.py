@@ -52,6 +52,32 @@ def test_profile_accounts_for_the_whole_step(tiny_gguf: Path) -> None:
     assert weight_bytes.pop() == pytest.approx(all_but_embedding, rel=0.02)
 
 
+def test_synthetic_sequences_decode_together(tiny_gguf: Path) -> None:
+    """The first decode already while the last prompts are computed; those steps are in no decode figure."""
+    sizes = ("--synthetic", "4x40", "-n", "9", "--warm-up", "3", "--max-num-batched-tokens", "16")
+    result = CliRunner().invoke(cli, ["profile", str(tiny_gguf), *sizes, "--json", *ENGINE])
+    assert result.exit_code == 0, result.stderr
+    profile = json.loads(result.stdout)
+    steps, summary = profile["steps"], profile["summary"]
+    assert any(step["num_decode_tokens"] == 3 for step in steps[:-9]), "three waited for the last"
+    assert [(step["num_seqs"], step["num_prefill_tokens"]) for step in steps[-9:]] == [(4, 0)] * 9
+    assert all(step["num_prefill_tokens"] for step in steps[:-9])
+    assert (summary["num_decode_steps"], summary["num_unprofiled_steps"]) == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (("17x8", "-n", "2", "--max-num-batched-tokens", "16"), "max_num_batched_tokens is 16, but 17 sequences"),
+        (("9x100", "-n", "12"), "the KV cache has 64 blocks, but 72 are needed"),
+    ],
+)
+def test_synthetic_sequences_that_cannot_decode_together(tiny_gguf: Path, sizes: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(cli, ["profile", str(tiny_gguf), *ENGINE, "--synthetic", *sizes])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
 def test_bench_rows(tiny_gguf: Path) -> None:
     arguments = ["bench", str(tiny_gguf), "-p", "32", "-n", "8", "-r", "2", "--json", *ENGINE]
     result = CliRunner().invoke(cli, arguments)

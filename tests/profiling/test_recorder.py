@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from numba_engine.profiling.phases import phase_profiles
 from numba_engine.profiling.recorder import Recorder, summarize
 from numba_engine.profiling.report import OpProfile, StepProfile
 from tests.profiling.idle_backend import CountedModel, FakeClock, FusingBackend, IdleBackend
@@ -136,6 +137,15 @@ def test_summary_keeps_prefill_and_decode_apart() -> None:
     assert dict(summary.shares) == pytest.approx(
         {"host": host / total, "linear": 0.09 / total, "attention": 0.03 / total}
     )
+
+
+def test_a_batch_is_summed_up_without_the_steps_of_a_part_of_it() -> None:
+    unprofiled = replace(decode_step(3, 0.07, num_seqs=1), profiled=False, ops=())
+    part, whole = decode_step(0, 0.02, num_seqs=1), [decode_step(1, 0.06), decode_step(2, 0.06)]
+    summary = summarize([part, *whole, unprofiled], peaks=peaks(10.0), decode_seqs=2)
+    assert summary == replace(summarize(whole, peaks=peaks(10.0)), decode_seqs=2)
+    assert summarize([part, *whole, unprofiled], peaks=peaks(10.0)).num_decode_steps == 3
+    assert [phase.num_steps for phase in phase_profiles([part, *whole], 2)] == [2]
 
 
 def test_summary_of_nothing_is_zero_not_an_error() -> None:

@@ -65,6 +65,7 @@ class FakeLLM:
         max_num_seqs: int = 4,
         max_waiting: int = 8,
         prefill_chunk: int = 64,
+        prefills_alone: bool = False,
         max_model_len: int = 4096,
         has_chat_template: bool = True,
         default_sampling: SamplingParams | None = None,
@@ -107,6 +108,7 @@ class FakeLLM:
             arithmetic="fma",
         )
         self.time_source = TimeSource.HOST_CLOCK
+        self.max_num_batched_tokens = 512
         self.planned_model = model_of_size(8 * 10**9)
         self.weight_bytes_per_token = {"embed_tokens": 8, "qkv_proj": 32}
         self.profiles: list[bool] = []
@@ -127,6 +129,7 @@ class FakeLLM:
         self._max_num_seqs = max_num_seqs
         self._max_waiting = max_waiting
         self._prefill_chunk = prefill_chunk
+        self._prefills_alone = prefills_alone
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
         self._num_finished = self._num_aborted = self._num_completion_tokens = 0
@@ -207,6 +210,9 @@ class FakeLLM:
             self._running.append(self._waiting.pop(0))
         requests = list(self._running)
         prefilling = [r for r in requests if r.prefilled < len(r.prompt)]
+        if self._prefills_alone:
+            requests = [r for r in requests if r not in prefilling[1:]]
+            prefilling = prefilling[:1]
         outputs, self._unclaimed = self._unclaimed, []
         outputs += [output for request in requests if (output := self._advance(request)) is not None]
         self.num_steps += 1
@@ -267,8 +273,9 @@ class FakeLLM:
         profile, self._step_profile = self._step_profile, None
         return profile
 
-    def stop_profile(self) -> ProfileSummary:
+    def stop_profile(self, *, decode_seqs: int = 1) -> ProfileSummary:
         assert self.profile_is_on
+        self.decode_seqs = decode_seqs
         self.profile_is_on = False
         if self.fail_in_stop_profile is not None:
             raise self.fail_in_stop_profile

@@ -182,16 +182,39 @@ def kinds(events: list[Any]) -> list[str]:
 async def test_synthetic_sequences_run_together(serve: Serve) -> None:
     async with serve() as served:
         events = await _read(served.stub.Profile(synthetic(3, 70)))
-        assert kinds(events) == ["device", "model", *["step"] * 4, "summary"], "a prompt takes two steps"
-        assert [event.step.num_seqs for event in events[2:-1]] == [3] * 4
+        assert kinds(events) == ["device", "model", *["step"] * 5, "summary"], "a prompt takes two steps"
+        assert [event.step.num_seqs for event in events[2:-1]] == [3] * 5
         assert {event.step.text for event in events[2:-1]} == {""}, "the text of random tokens is no text"
         summary = events[-1].summary
-        assert (summary.usage.prompt_tokens, summary.usage.completion_tokens) == (210, 9)
+        assert (summary.usage.prompt_tokens, summary.usage.completion_tokens) == (210, 12)
         assert summary.finish_reason == api.FINISH_REASON_MAX_TOKENS
         prompts = served.llm.seen_prompts
         assert len({tuple(prompt) for prompt in prompts}) == 3, "none is another's"
         await _read(served.stub.Profile(synthetic(3, 70)))
         assert prompts[0] not in served.llm.seen_prompts[3:], "and none is in the prefix cache the next time"
+
+
+@pytest.mark.parametrize("warm_up_steps", [0, 1000])
+async def test_synthetic_sequences_decode_together_whenever_their_prompts_are_done(
+    serve: Serve, warm_up_steps: int
+) -> None:
+    async with serve(FakeLLM(prefills_alone=True)) as served:
+        events = await _read(served.stub.Profile(synthetic(4, 40, num_tokens=5, warm_up_steps=warm_up_steps)))
+        steps = [(event.step.num_prefill_tokens, event.step.num_decode_tokens) for event in events[2:-1]]
+        assert steps == [(1, 0), (1, 1), (1, 2), (1, 3)] + [(0, 4)] * 5
+        summary = events[-1].summary
+        assert served.llm.decode_seqs == 4, "fewer are no decode step of the summary"
+        assert (summary.finish_reason, summary.usage.completion_tokens) == (api.FINISH_REASON_MAX_TOKENS, 6 + 7 + 8 + 9)
+        assert served.llm.num_steps == 9 * (2 if warm_up_steps else 1), "a warm-up is no longer than the profile"
+
+
+async def test_synthetic_sequences_that_outgrow_the_context_end_the_profile(serve: Serve) -> None:
+    """Prompts of others put the last one off for longer than could be foreseen."""
+    async with serve(FakeLLM(prefills_alone=True, max_model_len=20)) as served:
+        events = await _read(served.stub.Profile(synthetic(4, 14, num_tokens=5)))
+        assert kinds(events[2:-1]) == ["step"] * 6
+        assert events[-1].summary.finish_reason == api.FINISH_REASON_CONTEXT_FULL
+        await served.until(lambda status: status.engine.num_running == 0)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +224,7 @@ async def test_synthetic_sequences_run_together(serve: Serve) -> None:
         (synthetic(5, 8), {"synthetic.num_seqs"}),
         (synthetic(2**32 - 1, 2**32 - 1), {"synthetic.num_seqs", "synthetic.prompt_len"}),
         (synthetic(1, 0), {"synthetic.prompt_len"}),
-        (synthetic(1, 4094), {"synthetic.prompt_len"}),
+        (synthetic(1, 4093), {"synthetic.prompt_len"}),
         (synthetic(2, 1000), {"synthetic"}),  # 126 of 100 blocks
         (synthetic(1, 8, num_tokens=2**31), {"num_tokens", "synthetic.prompt_len"}),
         (synthetic(1, 8, num_tokens=0), {"num_tokens"}),
@@ -337,7 +360,7 @@ async def test_ids_of_clients_and_of_profiled_sequences_are_apart(serve: Serve) 
         running = served.stub.Profile(synthetic(2, 8, request_id="p"))
         await served.step_until(lambda status: status.engine.num_running == 3)
         served.llm.open_gate()
-        assert (await _read(running))[-1].summary.usage.completion_tokens == 6
+        assert (await _read(running))[-1].summary.usage.completion_tokens == 8
         assert "".join([event.delta.text async for event in rest_of(live)]) == "ababab"
 
 

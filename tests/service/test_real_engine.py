@@ -124,7 +124,8 @@ async def test_profiles_under_8_live_streams_change_no_token(served: Served) -> 
     synthetic = api.SyntheticWorkload(num_seqs=2, prompt_len=30)
     profiled = served.stub.Profile(api.ProfileRequest(synthetic=synthetic, num_tokens=3, warm_up_steps=1))
     *_, last = [event async for event in profiled]
-    assert (last.summary.usage.prompt_tokens, last.summary.usage.completion_tokens) == (60, 6)
+    assert last.summary.usage.prompt_tokens == 60
+    assert last.summary.usage.completion_tokens in (8, 9), "one each from the prompts, which may end a step apart"
     assert await asyncio.gather(*live) == alone
     status = await served.until(lambda status: status.engine.num_running == 0)
     assert (status.engine.num_waiting, status.counters.in_flight, status.profiling) == (0, 0, False)

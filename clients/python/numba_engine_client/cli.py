@@ -372,7 +372,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="STEPS",
         help="instead of a prompt, so many steps (100) of what other requests ask for; Ctrl-C ends it with its summary",
     )
-    profile.add_argument("-n", "--num-tokens", type=int, metavar="N", help="tokens to generate (default: 32)")
+    profile.add_argument(
+        "-n",
+        "--num-tokens",
+        type=int,
+        metavar="N",
+        help="tokens to generate; with --synthetic, steps together (default: 32)",
+    )
     profile.add_argument("--fusion", action=argparse.BooleanOptionalAction, help="fused phases, or the textbook ops")
     profile.add_argument(
         "--detail", choices=("summary", "ops", "timeline"), help="no steps, steps, or every call too (default: ops)"
