@@ -314,6 +314,7 @@ _SUMMARY_FIELDS = (
     "unprofiled_step_s",
     "profiled_step_s",
     "profiled_ops_s",
+    "decode_seqs",
 )
 """Plain numbers, of the same name on both sides."""
 

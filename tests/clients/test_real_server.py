@@ -110,7 +110,7 @@ def test_a_synthetic_timeline(client: Client) -> None:
         synthetic={"num_seqs": 3, "prompt_len": 5}, num_tokens=3, detail="timeline", warm_up_steps=2
     )
     prefill, *decode = stream
-    assert (prefill.num_prefill_tokens, [step.num_decode_tokens for step in decode]) == (15, [3, 3])
+    assert (prefill.num_prefill_tokens, [step.num_decode_tokens for step in decode]) == (15, [3, 3, 3])
     for step in decode:
         layers = [call.layer for call in step.calls if call.name == "attention" and call.HasField("layer")]
         assert layers == [0, 1]

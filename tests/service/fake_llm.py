@@ -275,7 +275,6 @@ class FakeLLM:
 
     def stop_profile(self, *, decode_seqs: int = 1) -> ProfileSummary:
         assert self.profile_is_on
-        self.decode_seqs = decode_seqs
         self.profile_is_on = False
         if self.fail_in_stop_profile is not None:
             raise self.fail_in_stop_profile
@@ -303,6 +302,7 @@ class FakeLLM:
             launch_gap_s_per_step=0.03125,
             host_s_per_step=0.5,
             memory=MemoryUse(1000, 2000, 300, 4000, 5000),
+            decode_seqs=decode_seqs,
         )
 
     # ---- parts of a step -----------------------------------------------------------------------------------------

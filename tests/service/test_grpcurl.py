@@ -112,7 +112,7 @@ async def test_a_synthetic_profile_has_every_call(serve: Serve, grpcurl: str) ->
         }
         code, output = await run(grpcurl, served, f"{SERVICE}/Profile", data=request)
         assert code == 0, output
-        device, model, first, second, summary = messages(output)
+        device, model, first, second, _, summary = messages(output)
         assert device["device"]["peaks"][0]["source"] == "FIGURE_SOURCE_MEASURED"
         assert model["model"]["weight_bytes_per_token"][0] == {"name": "embed_tokens", "num_bytes": "8"}
         assert [call["start_s"] for call in first["step"]["calls"][1:]] == [0.25]

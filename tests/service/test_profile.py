@@ -203,7 +203,7 @@ async def test_synthetic_sequences_decode_together_whenever_their_prompts_are_do
         steps = [(event.step.num_prefill_tokens, event.step.num_decode_tokens) for event in events[2:-1]]
         assert steps == [(1, 0), (1, 1), (1, 2), (1, 3)] + [(0, 4)] * 5
         summary = events[-1].summary
-        assert served.llm.decode_seqs == 4, "fewer are no decode step of the summary"
+        assert summary.decode_seqs == 4, "fewer are no decode step of the summary"
         assert (summary.finish_reason, summary.usage.completion_tokens) == (api.FINISH_REASON_MAX_TOKENS, 6 + 7 + 8 + 9)
         assert served.llm.num_steps == 9 * (2 if warm_up_steps else 1), "a warm-up is no longer than the profile"
 
