@@ -50,10 +50,15 @@ class Served:
             await asyncio.sleep(0.005)
 
     async def step_until(self, condition: Callable[[api.GetStatusResponse], bool]) -> api.GetStatusResponse:
-        """The same with a gated engine, which is let take one step after the other until then."""
+        """The same with a gated engine, which is let take one step after the other until then.
+
+        It takes none where the condition has come true in between and has left nothing to do.
+        """
         while not condition(status := await self.status()):
             self.llm.allow(1)
-            await self.until(lambda now, before=status: now.engine.num_steps > before.engine.num_steps)
+            await self.until(
+                lambda now, before=status: now.engine.num_steps > before.engine.num_steps or condition(now)
+            )
         return status
 
     async def until_ready(self) -> None:
