@@ -89,7 +89,7 @@ def test_the_command_predicts_steps(step: ModelStep, monkeypatch: pytest.MonkeyP
     result = CliRunner().invoke(cli, [*arguments.split(), "--no-fusion", "--json"])
     options = {"num_seqs": 2, "context": 40, "fusion": False}
     assert asked == [(("llama-3.2-1b", StorageFormat.Q8_0, (9, 0)), options)]
-    output = json.loads(result.output)
+    output = json.loads(result.stdout)
     assert output["cards"] == []
     (record,) = output["steps"]
     assert (record["model"], record["format"], record["context"]) == ("llama-3.2-1b", "BF16", 513)

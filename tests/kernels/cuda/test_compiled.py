@@ -98,7 +98,7 @@ def test_loops_unroll_with_outer_indices_and_closure_variables() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "missing", "message"),
-    [((7, 5), [], "8.0 or newer"), ((9, 0), ["cupy"], r"package cupy: pip install 'numba-engine\[cuda13\]'")],
+    [((7, 5), [], "8.0 or newer"), ((9, 0), ["cupy"], r"package cupy: pip install -e '.\[cuda13\]'")],
 )
 def test_unusable_gpus_are_explained(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], missing: list[str], message: str
