@@ -125,7 +125,7 @@ async def test_profiles_under_8_live_streams_change_no_token(served: Served) -> 
     profiled = served.stub.Profile(api.ProfileRequest(synthetic=synthetic, num_tokens=3, warm_up_steps=1))
     *_, last = [event async for event in profiled]
     assert last.summary.usage.prompt_tokens == 60
-    assert last.summary.usage.completion_tokens in (8, 9), "one each from the prompts, which may end a step apart"
+    assert last.summary.usage.completion_tokens >= 8, "one each from the prompts; more where one waits for its place"
     assert await asyncio.gather(*live) == alone
     status = await served.until(lambda status: status.engine.num_running == 0)
     assert (status.engine.num_waiting, status.counters.in_flight, status.profiling) == (0, 0, False)
