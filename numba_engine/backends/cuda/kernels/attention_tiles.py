@@ -132,22 +132,18 @@ def sum_over_lanes_of_a_row(value):  # type: ignore[no-untyped-def]
 
 
 @cuda.jit(device=True, inline="always")
-def is_last_to_arrive(arrivals, counter, expected, arrived):  # type: ignore[no-untyped-def]
-    """Count this block in, with all it has written; the last of ``expected`` sees what the others wrote.
+def span_of_rows(cu_seqlens_q, context_lens, sequence, first_row, num_rows, rows, group_size, window):  # type: ignore[no-untyped-def]
+    """(position of the sequence's first query token, last row of the tile, begin, end) of the tile at ``first_row``.
 
-    It puts the counter back to zero for the next launch. ``arrived`` is one shared word. ("Memory Fence Functions",
-    CUDA C++ Programming Guide.)
+    Its rows see, causal and windowed, no tokens but those at begin … end - 1.
     """
-    cuda.threadfence()
-    cuda.syncthreads()
-    if uint32(cuda.threadIdx.x) == uint32(0):
-        count = uint32(cuda.atomic.add(arrivals, counter, uint32(1)) + uint32(1))
-        if count == expected:
-            arrivals[counter] = uint32(0)
-        arrived[0] = count
-    cuda.syncthreads()
-    cuda.threadfence()
-    return uint32(arrived[0]) == expected
+    num_queries = uint32(uint32(cu_seqlens_q[sequence + 1]) - uint32(cu_seqlens_q[sequence]))
+    first_position = uint32(uint32(context_lens[sequence]) - num_queries)
+    last_row = min(uint32(first_row + uint32(rows - 1)), uint32(num_rows - uint32(1)))
+    end = uint32(first_position + last_row // group_size + uint32(1))
+    earliest = uint32(first_position + first_row // group_size + uint32(1))
+    begin = uint32(earliest - window) if earliest > window else uint32(0)
+    return first_position, last_row, begin, end
 
 
 def merger(head_dim: int, rows: int, threads: int) -> Any:

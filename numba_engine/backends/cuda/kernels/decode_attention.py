@@ -42,16 +42,17 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
 from numba_engine.backends.cuda.compiler import Kernel
+from numba_engine.backends.cuda.kernels.arrivals import is_last_to_arrive
 from numba_engine.backends.cuda.kernels.attention_tiles import (
     LOG2_E,
     SEGMENT,
     TILE,
     advance_softmax,
-    is_last_to_arrive,
     key_multiplier,
     load_query,
     merger,
     multiply_values,
+    span_of_rows,
     split_planes,
     sum_over_lanes_of_a_row,
 )
@@ -157,12 +158,10 @@ def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
         first_row = uint32(tile * uint32(rows))
         if num_rows > split_rows or first_row >= num_rows:
             return
-        context = uint32(context_lens[sequence])
-        first_position = uint32(context + first_token - uint32(cu_seqlens_q[sequence + 1]))
-        last_row = min(uint32(first_row + uint32(rows - 1)), uint32(num_rows - uint32(1)))
-        end = uint32(first_position + last_row // group_size + uint32(1))
-        earliest = uint32(first_position + first_row // group_size + uint32(1))
-        begin = uint32(earliest - window) if earliest > window else uint32(0)
+        first_position, last_row, begin, end = span_of_rows(
+            cu_seqlens_q, context_lens, sequence, first_row, num_rows, rows, group_size, window
+        )
+        earliest = uint32(first_position + first_row // group_size + uint32(1))  # where the first row's context ends
         first_segment, last_segment = uint32(begin // uint32(SEGMENT)), uint32((end - uint32(1)) // uint32(SEGMENT))
         if split < first_segment or split > last_segment:
             return

@@ -47,7 +47,8 @@ from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.kernels.attention_tiles import LOG2_E, SEGMENT, is_last_to_arrive, merger
+from numba_engine.backends.cuda.kernels.arrivals import is_last_to_arrive
+from numba_engine.backends.cuda.kernels.attention_tiles import LOG2_E, SEGMENT, merger, span_of_rows
 from numba_engine.backends.cuda.kernels.intrinsics import (
     divide,
     exp2,
@@ -135,13 +136,10 @@ def fma_attention_kernel(head_dim: int, is_half: bool) -> Kernel:
             split = uint32(uint32(cuda.blockIdx.x) - tile * num_splits)
         if uint32(tile * uint32(ROWS)) >= num_rows:
             return
-        context = uint32(context_lens[sequence])
-        first_position = uint32(context + first_token - uint32(cu_seqlens_q[sequence + 1]))
         first_row = uint32(tile * uint32(ROWS))
-        last_row = min(uint32(first_row + uint32(ROWS - 1)), uint32(num_rows - uint32(1)))
-        end = uint32(first_position + last_row // group_size + uint32(1))
-        earliest = uint32(first_position + first_row // group_size + uint32(1))
-        begin = uint32(earliest - window) if earliest > window else uint32(0)
+        first_position, last_row, begin, end = span_of_rows(
+            cu_seqlens_q, context_lens, sequence, first_row, num_rows, ROWS, group_size, window
+        )
         log2_e = float32(scale * float32(LOG2_E))
 
         for i in range(quads):

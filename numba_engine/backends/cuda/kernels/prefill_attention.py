@@ -46,6 +46,7 @@ from numba_engine.backends.cuda.kernels.attention_tiles import (
     key_multiplier,
     load_query,
     multiply_values,
+    span_of_rows,
     split_planes,
     sum_over_lanes_of_a_row,
 )
@@ -167,12 +168,9 @@ def prefill_attention_kernel(head_dim: int) -> Kernel:
         first_row = uint32(uint32(cuda.blockIdx.x) * uint32(ROWS))
         if num_rows <= split_rows or first_row >= num_rows:
             return
-        context = uint32(context_lens[sequence])
-        first_position = uint32(context + first_token - uint32(cu_seqlens_q[sequence + 1]))
-        last_row = min(uint32(first_row + uint32(ROWS - 1)), uint32(num_rows - uint32(1)))
-        end = uint32(first_position + last_row // group_size + uint32(1))
-        earliest = uint32(first_position + first_row // group_size + uint32(1))
-        begin = uint32(earliest - window) if earliest > window else uint32(0)
+        first_position, last_row, begin, end = span_of_rows(
+            cu_seqlens_q, context_lens, sequence, first_row, num_rows, ROWS, group_size, window
+        )
         tile, last_tile = uint32(begin // uint32(TILE)), uint32((end - uint32(1)) // uint32(TILE))
         is_merged = uint32(begin // uint32(SEGMENT)) < uint32((end - uint32(1)) // uint32(SEGMENT))
         table = uint32(sequence * max_blocks)

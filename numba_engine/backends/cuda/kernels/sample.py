@@ -43,7 +43,7 @@ from numba.cuda.types import float32, int32, int64, uint32, uint64
 
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
-from numba_engine.backends.cuda.kernels.attention_tiles import is_last_to_arrive
+from numba_engine.backends.cuda.kernels.arrivals import is_last_to_arrive
 from numba_engine.backends.cuda.kernels.intrinsics import (
     as_bits,
     as_float,
