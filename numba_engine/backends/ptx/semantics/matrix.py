@@ -45,7 +45,7 @@ def _mma(machine: Machine, at: Instruction) -> Op:
     value_dtype = np.int32 if is_integer else np.float32
     c_arrays = [machine.src(item, {"f32": "f32", "f16": "b32", "s32": "s32"}[c_kind]) for item in c]
     puts = [machine.write(machine.dst(item, {"f32": "f32", "f16": "b32", "s32": "s32"}[d_kind])) for item in d]
-    multiply = _multiply_integers if is_integer else _multiply_floats
+    scratch = [np.empty(size, np.int32 if is_integer else np.float64) for size in ((16, depth), (depth, 8), (16, 8))]
 
     def run(mask: Mask) -> None:
         left = _unpack(machine, a_arrays, a_kind, value_dtype)
@@ -56,7 +56,7 @@ def _mma(machine: Machine, at: Instruction) -> Op:
             addend = np.stack([np.broadcast_to(array, machine.shape).reshape(-1) for array in c_arrays])
         result = np.empty((4, left.shape[1]), value_dtype)  # of warps that do not take part, nobody asks
         active = mask.array.reshape(-1, 32).any(axis=1)
-        multiply(left, right, addend, result, active, elements, depth)
+        _multiply(left, right, addend, result, active, elements, *scratch)
         if d_kind == "f16":
             pack = get("pack_f16", "u32(f32,f32)")
             outs = [pack(result[1], result[0]), pack(result[3], result[2])]
@@ -93,37 +93,17 @@ def _unpack(machine: Machine, arrays: list[np.ndarray], kind: str, dtype: Any) -
 
 
 @njit(cache=True, nogil=True)
-def _multiply_floats(left, right, addend, result, active, elements, depth):  # type: ignore[no-untyped-def]
-    a = np.empty((16, depth), np.float64)
-    b = np.empty((depth, 8), np.float64)
-    c = np.empty((16, 8), np.float64)
+def _multiply(left, right, addend, result, active, elements, a, b, c):  # type: ignore[no-untyped-def]
+    """result = left @ right + addend, warp by warp, in the type of the scratch a [16, K], b [K, 8] and c [16, 8]."""
     for warp in range(active.size):
         if not active[warp]:
             continue
         first = 32 * warp
         _gather(left, right, addend, a, b, c, first, elements)
         for row in range(16):
-            for k in range(depth):
+            for k in range(b.shape[0]):
                 factor = a[row, k]
                 for column in range(8):  # side by side, each in the order of k
-                    c[row, column] += factor * b[k, column]
-        _scatter(c, result, first)
-
-
-@njit(cache=True, nogil=True)
-def _multiply_integers(left, right, addend, result, active, elements, depth):  # type: ignore[no-untyped-def]
-    a = np.empty((16, depth), np.int32)
-    b = np.empty((depth, 8), np.int32)
-    c = np.empty((16, 8), np.int32)
-    for warp in range(active.size):
-        if not active[warp]:
-            continue
-        first = 32 * warp
-        _gather(left, right, addend, a, b, c, first, elements)
-        for row in range(16):
-            for k in range(depth):
-                factor = a[row, k]
-                for column in range(8):
                     c[row, column] += factor * b[k, column]
         _scatter(c, result, first)
 
