@@ -18,8 +18,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from numba_engine.backends import create_backend
-from numba_engine.backends.base import Backend, Sampled
+from numba_engine.backends.base import Backend
 from numba_engine.backends.instruments import TimeSource
+from numba_engine.backends.sampling import Sampled
 from numba_engine.checkpoint import Progress, open_checkpoint
 from numba_engine.config import EngineConfig
 from numba_engine.counters import Counters
@@ -27,7 +28,7 @@ from numba_engine.errors import FieldViolation, InvalidRequestError, QueueFullEr
 from numba_engine.execution.kv_cache import KVCacheSize, allocate_kv_cache, kv_cache_size
 from numba_engine.execution.model_runner import LaunchedStep, ModelRunner
 from numba_engine.model.config import ModelConfig, default_sampling
-from numba_engine.model.decoder import Decoder, attention_shape
+from numba_engine.model.decoder import Decoder
 from numba_engine.model.rope import build_rope_table
 from numba_engine.model.weights import ModelWeights, load_weights
 from numba_engine.outputs import Completion, EngineStats, FinishReason, ModelInfo, PositionLogprobs, RequestOutput
@@ -77,9 +78,7 @@ class LLM:
             weights = load_weights(checkpoint, model_config, backend, progress)
             planned_model = transformer_from_checkpoint(checkpoint)
         cache = kv_cache_size(model_config, config, backend)
-        decoder = Decoder(
-            weights, build_rope_table(model_config, cache.max_model_len, backend), attention_shape(model_config)
-        )
+        decoder = Decoder(weights.with_rope(build_rope_table(model_config, cache.max_model_len, backend)))
         kv_cache = allocate_kv_cache(model_config, config, cache.num_blocks, backend)
 
         self.default_sampling = default_params

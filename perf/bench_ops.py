@@ -23,8 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import Array, Batch, KVCacheLayer, LayerWeights, RopeTable, SamplingBatch, Weight
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, RopeTable, Weight
 from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.layers import Layer
+from numba_engine.backends.sampling import SamplingBatch
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.decoder import attention_shape
 from numba_engine.storage import StorageFormat
@@ -196,20 +198,20 @@ def _phase_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelCo
         ]
         yield Case("norm_qkv_rope_store", f"{format.label} 1 row", calls, layer.qkv_proj.nbytes)
         calls = [
-            partial(backend.norm_gate_up_silu, mlp, gate_up, normed, residual, replace(layer, gate_up_proj=w), 1e-5)
+            partial(backend.norm_gate_up_act, mlp, gate_up, normed, residual, replace(layer, gate_up_proj=w), 1e-5)
             for w in gate_up_weights
         ]
-        yield Case("norm_gate_up_silu", f"{format.label} 1 row", calls, layer.gate_up_proj.nbytes)
+        yield Case("norm_gate_up_act", f"{format.label} 1 row", calls, layer.gate_up_proj.nbytes)
         head = random_weight(backend, rng, format, config.vocab_size, config.hidden_size)
         last, logits, rows = _floats(backend, 1, config.hidden_size), _floats(backend, 1, config.vocab_size), batch
-        call = partial(backend.norm_lm_head, logits, last, residual, rows.logit_rows, layer.input_norm, head, 1e-5)
+        call = partial(backend.norm_lm_head, logits, last, residual, rows.logit_rows, layer.attn_norm, head, 1e-5)
         yield Case("norm_lm_head", f"{format.label} 1 row", [call], head.nbytes)
 
 
-def _layer(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, format: StorageFormat) -> LayerWeights:
+def _layer(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, format: StorageFormat) -> Layer:
     weights = {name: random_weight(backend, rng, format, *size) for name, size in _matrices(config).items()}
     norm = backend.upload(np.ones(config.hidden_size, np.float32))
-    return LayerWeights(norm, weights["qkv"], None, None, None, weights["o"], norm, weights["gate_up"], weights["down"])
+    return Layer(norm, weights["qkv"], None, None, None, weights["o"], norm, weights["gate_up"], weights["down"])
 
 
 def _small_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, sizes: Sizes) -> Iterator[Case]:
@@ -224,7 +226,7 @@ def _small_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelCo
     embeddings = random_weight(backend, rng, StorageFormat.BF16, 1024, config.hidden_size)
     ops = {
         "rms_norm": (partial(backend.rms_norm, x, x, norm, 1e-5), 3 * x.nbytes),
-        "silu_and_mul": (partial(backend.silu_and_mul, mlp, gate_up), 3 * mlp.nbytes),
+        "gated_activation": (partial(backend.gated_activation, mlp, gate_up), 3 * mlp.nbytes),
         "rope": (partial(backend.rope, qkv, position, table, shape), 2 * qkv.nbytes),
         "head_norm": (partial(backend.head_norm, qkv, head_norm, head_norm, shape), 2 * qkv.nbytes),
         "store_kv": (partial(backend.store_kv, cache, qkv, position, shape), qkv.nbytes),

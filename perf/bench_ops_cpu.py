@@ -15,8 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from numba_engine.backends.base import AttentionShape, Batch, KVCacheLayer, LayerWeights, RopeTable, Weight
+from numba_engine.backends.arrays import Batch, KVCacheLayer, RopeTable, Weight
 from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.backends.layers import Attention, Layer
 from numba_engine.config import EngineConfig
 from numba_engine.storage import StorageFormat, StoredTensor
 
@@ -61,7 +62,7 @@ def main() -> None:
         "norm_qkv_rope_store": layers[0].qkv_proj.nbytes,
         "attention": kv_bytes,
         "o_proj": layers[0].o_proj.nbytes,
-        "norm_gate_up_silu": layers[0].gate_up_proj.nbytes,
+        "norm_gate_up_act": layers[0].gate_up_proj.nbytes,
         "down_proj": layers[0].down_proj.nbytes,
         "norm_lm_head": head.nbytes,
     }
@@ -92,7 +93,7 @@ class Step:
 
     def __init__(self, backend: CpuBackend, rng: np.random.Generator, queries: list[int], context: int) -> None:
         self.backend = backend
-        self.shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 1e-5, None)
+        self.shape = Attention(HEADS, KV_HEADS, HEAD_DIM, 1e-5, None)
         rows, seqs = sum(queries), len(queries)
         blocks = -(-context // BLOCK_SIZE)
         size = (seqs * blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
@@ -129,9 +130,7 @@ class Step:
         self.last = np.empty((seqs, HIDDEN), dtype=np.float32)
         self.logits = np.empty((seqs, VOCAB), dtype=np.float32)
 
-    def layer(
-        self, timed: Callable[[str, Callable[[], object]], None], layer: LayerWeights, cache: KVCacheLayer
-    ) -> None:
+    def layer(self, timed: Callable[[str, Callable[[], object]], None], layer: Layer, cache: KVCacheLayer) -> None:
         ops, batch, shape = self.backend, self.batch, self.shape
         timed(
             "norm_qkv_rope_store",
@@ -142,14 +141,14 @@ class Step:
         timed("attention", lambda: ops.attention(self.attn_out, self.qkv, cache, batch, shape))
         timed("o_proj", lambda: ops.linear_add(self.residual, self.attn_out, layer.o_proj))
         timed(
-            "norm_gate_up_silu",
-            lambda: ops.norm_gate_up_silu(self.mlp_out, self.gate_up, self.normed, self.residual, layer, 1e-5),
+            "norm_gate_up_act",
+            lambda: ops.norm_gate_up_act(self.mlp_out, self.gate_up, self.normed, self.residual, layer, 1e-5),
         )
         timed("down_proj", lambda: ops.linear_add(self.residual, self.mlp_out, layer.down_proj))
 
-    def head(self, layer: LayerWeights, head: Weight) -> None:
+    def head(self, layer: Layer, head: Weight) -> None:
         self.backend.norm_lm_head(
-            self.logits, self.last, self.residual, self.batch.logit_rows, layer.input_norm, head, 1e-5
+            self.logits, self.last, self.residual, self.batch.logit_rows, layer.attn_norm, head, 1e-5
         )
 
 
@@ -157,25 +156,25 @@ def macs(phase: str, rows: int) -> float:
     sizes = {
         "norm_qkv_rope_store": (HEADS + 2 * KV_HEADS) * HEAD_DIM * HIDDEN,
         "o_proj": HIDDEN * HIDDEN,
-        "norm_gate_up_silu": 2 * INTERMEDIATE * HIDDEN,
+        "norm_gate_up_act": 2 * INTERMEDIATE * HIDDEN,
         "down_proj": INTERMEDIATE * HIDDEN,
     }
     return sizes.get(phase, 0) * rows
 
 
-def random_layer(backend: CpuBackend, rng: np.random.Generator, format: StorageFormat) -> LayerWeights:
+def random_layer(backend: CpuBackend, rng: np.random.Generator, format: StorageFormat) -> Layer:
     def weight(rows: int, columns: int) -> Weight:
         return random_weight(backend, rng, format, rows, columns)
 
     ones = np.ones(HIDDEN, dtype=np.float32)
-    return LayerWeights(
-        input_norm=ones,
+    return Layer(
+        attn_norm=ones,
         qkv_proj=weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
         qkv_bias=None,
         q_norm=None,
         k_norm=None,
         o_proj=weight(HIDDEN, HIDDEN),
-        post_attention_norm=ones,
+        mlp_norm=ones,
         gate_up_proj=weight(2 * INTERMEDIATE, HIDDEN),
         down_proj=weight(HIDDEN, INTERMEDIATE),
     )

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import LayerWeights, Weight, WeightSegment
+from numba_engine.backends.arrays import Segment, Weight
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.layers import Layer
 from numba_engine.config import EngineConfig
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.weights import ModelWeights
@@ -61,14 +62,14 @@ def random_model(backend: CudaBackend, config: ModelConfig, format: StorageForma
     def matrix(rows: int, columns: int) -> Weight:
         return random_weight(backend, rng, format, rows, columns)
 
-    first = LayerWeights(
-        input_norm=norm,
+    first = Layer(
+        attn_norm=norm,
         qkv_proj=matrix(q_size + 2 * kv_size, config.hidden_size),
         qkv_bias=None,
         q_norm=None,
         k_norm=None,
         o_proj=matrix(config.hidden_size, q_size),
-        post_attention_norm=norm,
+        mlp_norm=norm,
         gate_up_proj=matrix(2 * config.intermediate_size, config.hidden_size),
         down_proj=matrix(config.hidden_size, config.intermediate_size),
     )
@@ -102,7 +103,7 @@ def random_rows(rng: np.random.Generator, format: StorageFormat, rows: int, colu
     return np.resize(data, (rows, data.shape[1]))
 
 
-def _copied_layer(backend: CudaBackend, layer: LayerWeights) -> LayerWeights:
+def _copied_layer(backend: CudaBackend, layer: Layer) -> Layer:
     names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
     return replace(layer, **{name: copied_weight(backend, getattr(layer, name)) for name in names})
 
@@ -110,7 +111,7 @@ def _copied_layer(backend: CudaBackend, layer: LayerWeights) -> LayerWeights:
 def copied_weight(backend: CudaBackend, weight: Weight) -> Weight:
     """The same weight in memory of its own."""
     segments = (
-        WeightSegment(segment.format, segment.num_rows, segment.nbytes, _copied(backend, segment.data))
+        Segment(segment.format, segment.num_rows, segment.nbytes, _copied(backend, segment.data))
         for segment in weight.segments
     )
     return Weight(weight.name, weight.shape, tuple(segments))

@@ -14,7 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from numba_engine.backends.base import Array, Backend, Batch
+from numba_engine.backends.arrays import Array, Batch
+from numba_engine.backends.base import Backend
 
 
 class Recording(Protocol):

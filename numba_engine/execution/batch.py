@@ -9,7 +9,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from numba_engine.backends.base import Array, Backend, Batch, SamplingBatch
+from numba_engine.backends.arrays import Array, Batch
+from numba_engine.backends.base import Backend
+from numba_engine.backends.sampling import SamplingBatch
 from numba_engine.scheduling.scheduler import ScheduledSequence
 from numba_engine.scheduling.sequence import Sequence
 

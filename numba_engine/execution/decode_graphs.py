@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from numba_engine.backends.base import Array, Batch, Sampled
+from numba_engine.backends.arrays import Array, Batch
 from numba_engine.backends.replay import Pending, Recording, ReplayBackend
+from numba_engine.backends.sampling import Sampled
 from numba_engine.execution.decode_state import DecodeSize, DecodeState
 from numba_engine.scheduling.scheduler import ScheduledStep
 

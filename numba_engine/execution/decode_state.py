@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from numba_engine.backends.base import Array, Batch
+from numba_engine.backends.arrays import Array, Batch
 from numba_engine.backends.replay import DecodeSampling, Drawn, ReplayBackend
 from numba_engine.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 from numba_engine.scheduling.sequence import Sequence

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numba_engine.backends.base import Backend, KVCacheLayer
+from numba_engine.backends.arrays import KVCacheLayer
+from numba_engine.backends.base import Backend
 from numba_engine.config import EngineConfig
 from numba_engine.errors import ConfigError, OutOfMemoryError
 from numba_engine.model.config import ModelConfig

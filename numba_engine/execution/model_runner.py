@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from numba_engine.backends.base import Array, Backend, Batch, KVCacheLayer, Sampled
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer
+from numba_engine.backends.base import Backend
 from numba_engine.backends.replay import ReplayBackend
+from numba_engine.backends.sampling import Sampled
 from numba_engine.config import EngineConfig
 from numba_engine.execution.batch import SamplingBatches, build_batch
 from numba_engine.execution.decode_graphs import DecodeGraphs

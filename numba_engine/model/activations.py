@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numba_engine.backends.base import Array, Backend
+from numba_engine.backends.arrays import Array
+from numba_engine.backends.base import Backend
 from numba_engine.model.config import ModelConfig
 
 

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from numba_engine.backends.base import Backend, RopeTable
+from numba_engine.backends.arrays import RopeTable
+from numba_engine.backends.base import Backend
 from numba_engine.model.config import Llama3RopeScaling, ModelConfig, RopeFrequencyDivisors
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from numba_engine.backends.base import Array, Backend, LayerWeights, Weight
+from numba_engine.backends.arrays import Array, Norm, RopeTable, Weight
+from numba_engine.backends.base import Backend
+from numba_engine.backends.layers import Attention, GatedMlp, Layer
 from numba_engine.checkpoint import Checkpoint, Progress
 from numba_engine.errors import CheckpointError
 from numba_engine.model.config import ModelConfig
@@ -20,25 +22,26 @@ class ModelWeights:
     """``lm_head`` is ``embed_tokens`` itself when the model ties them."""
 
     embed_tokens: Weight  # [vocab, hidden]
-    layers: tuple[LayerWeights, ...]
-    final_norm: Array  # [hidden] float32
+    layers: tuple[Layer, ...]
+    final_norm: Norm  # [hidden]
     lm_head: Weight  # [vocab, hidden]
+
+    def with_rope(self, table: RopeTable) -> ModelWeights:
+        """With layers that rotate by the table, which is as long as the longest context: known once weights are loaded
+        and memory is divided."""
+        layers = (replace(layer, attention=replace(layer.attention, rope=table)) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
 
     @property
     def matrices(self) -> tuple[Weight, ...]:
         """Every matrix once: a tied head is not counted again."""
-        per_layer = ((layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj) for layer in self.layers)
         head = () if self.lm_head is self.embed_tokens else (self.lm_head,)
-        return (self.embed_tokens, *(weight for layer in per_layer for weight in layer), *head)
+        return (self.embed_tokens, *(weight for layer in self.layers for weight in layer.matrices.values()), *head)
 
     @property
     def vectors(self) -> tuple[Array, ...]:
         """Norm weights and biases."""
-        per_layer = (
-            (layer.input_norm, layer.qkv_bias, layer.q_norm, layer.k_norm, layer.post_attention_norm)
-            for layer in self.layers
-        )
-        return (*(vector for layer in per_layer for vector in layer if vector is not None), self.final_norm)
+        return (*(vector for layer in self.layers for vector in layer.vectors), self.final_norm.weight)
 
     @property
     def num_parameters(self) -> int:
@@ -51,8 +54,9 @@ class ModelWeights:
     @property
     def bytes_per_token(self) -> dict[str, int]:
         """What a pass of one token reads, by kind: every matrix, norm and bias once, and its row of the embedding."""
-        matrices = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-        by_kind = {name: sum(getattr(layer, name).nbytes for layer in self.layers) for name in matrices}
+        by_kind: Counter[str] = Counter()
+        for layer in self.layers:
+            by_kind.update({name: weight.nbytes for name, weight in layer.matrices.items()})
         return {
             "embed_tokens": self.embed_tokens.nbytes // self.embed_tokens.shape[0],
             **by_kind,
@@ -85,23 +89,39 @@ def load_weights(
     loader.check_names_and_shapes()
     embed_tokens = loader.matrix("embed_tokens", "embed_tokens")
     lm_head = embed_tokens if config.tie_word_embeddings else loader.matrix("lm_head", "lm_head")
-    layers = tuple(_load_layer(loader, config, f"layers.{i}.") for i in range(config.num_layers))
-    return ModelWeights(embed_tokens, layers, loader.vector("final_norm"), lm_head)
+    attention = attention_of(config)
+    layers = tuple(_load_layer(loader, config, attention, f"layers.{i}.") for i in range(config.num_layers))
+    return ModelWeights(embed_tokens, layers, loader.norm("final_norm"), lm_head)
 
 
-def _load_layer(loader: _Loader, config: ModelConfig, layer: str) -> LayerWeights:
-    return LayerWeights(
-        input_norm=loader.vector(layer + "input_norm"),
+def attention_of(config: ModelConfig) -> Attention:
+    """Of every layer, without the table of its rotation."""
+    return Attention(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5,
+        window=config.sliding_window,
+    )
+
+
+def _load_layer(loader: _Loader, config: ModelConfig, attention: Attention, layer: str) -> Layer:
+    return Layer(
+        attention=attention,
+        attn_norm=loader.norm(layer + "attn_norm"),
         qkv_proj=loader.matrix(layer + "qkv_proj", layer + "q_proj", layer + "k_proj", layer + "v_proj"),
         qkv_bias=loader.vector(layer + "qkv_bias", layer + "q_bias", layer + "k_bias", layer + "v_bias")
         if config.has_qkv_bias
         else None,
-        q_norm=loader.vector(layer + "q_norm") if config.has_qk_norm else None,
-        k_norm=loader.vector(layer + "k_norm") if config.has_qk_norm else None,
+        q_norm=loader.norm(layer + "q_norm") if config.has_qk_norm else None,
+        k_norm=loader.norm(layer + "k_norm") if config.has_qk_norm else None,
         o_proj=loader.matrix(layer + "o_proj", layer + "o_proj"),
-        post_attention_norm=loader.vector(layer + "post_attention_norm"),
-        gate_up_proj=loader.matrix(layer + "gate_up_proj", layer + "gate_proj", layer + "up_proj"),
-        down_proj=loader.matrix(layer + "down_proj", layer + "down_proj"),
+        mlp=GatedMlp(
+            norm=loader.norm(layer + "mlp_norm"),
+            gate_up_proj=loader.matrix(layer + "gate_up_proj", layer + "gate_proj", layer + "up_proj"),
+            activation="silu",
+            down_proj=loader.matrix(layer + "down_proj", layer + "down_proj"),
+        ),
     )
 
 
@@ -145,6 +165,9 @@ class _Loader:
         weight = self._backend.load_weight(name, ordered)
         self._done(name, tensors)
         return weight
+
+    def norm(self, name: str) -> Norm:
+        return Norm(self.vector(name), self._config.rms_norm_eps)
 
     def vector(self, name: str, *parts: str) -> Array:
         """Norm weights or biases, as float32; several parts are laid end to end."""
@@ -210,12 +233,12 @@ def _expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden, intermediate = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     layer: dict[str, tuple[int, ...]] = {
-        "input_norm": (hidden,),
+        "attn_norm": (hidden,),
         "q_proj": (q_size, hidden),
         "k_proj": (kv_size, hidden),
         "v_proj": (kv_size, hidden),
         "o_proj": (hidden, q_size),
-        "post_attention_norm": (hidden,),
+        "mlp_norm": (hidden,),
         "gate_proj": (intermediate, hidden),
         "up_proj": (intermediate, hidden),
         "down_proj": (hidden, intermediate),
@@ -236,7 +259,7 @@ _HF_NAMES = {
     "embed_tokens": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
     "lm_head": "lm_head.weight",
-    "input_norm": "input_layernorm.weight",
+    "attn_norm": "input_layernorm.weight",
     "q_proj": "self_attn.q_proj.weight",
     "k_proj": "self_attn.k_proj.weight",
     "v_proj": "self_attn.v_proj.weight",
@@ -246,7 +269,7 @@ _HF_NAMES = {
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
     "o_proj": "self_attn.o_proj.weight",
-    "post_attention_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
     "gate_proj": "mlp.gate_proj.weight",
     "up_proj": "mlp.up_proj.weight",
     "down_proj": "mlp.down_proj.weight",
@@ -255,7 +278,7 @@ _GGUF_NAMES = {
     "embed_tokens": "token_embd.weight",
     "final_norm": "output_norm.weight",
     "lm_head": "output.weight",
-    "input_norm": "attn_norm.weight",
+    "attn_norm": "attn_norm.weight",
     "q_proj": "attn_q.weight",
     "k_proj": "attn_k.weight",
     "v_proj": "attn_v.weight",
@@ -265,7 +288,7 @@ _GGUF_NAMES = {
     "q_norm": "attn_q_norm.weight",
     "k_norm": "attn_k_norm.weight",
     "o_proj": "attn_output.weight",
-    "post_attention_norm": "ffn_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
     "gate_proj": "ffn_gate.weight",
     "up_proj": "ffn_up.weight",
     "down_proj": "ffn_down.weight",

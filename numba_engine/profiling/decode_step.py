@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
 from numba_engine.backends.ptx.counters import SECTOR_BYTES
+from numba_engine.backends.traffic import Traffic
 from numba_engine.model.config import ModelConfig
 from numba_engine.profiling.forward_traffic import ForwardTraffic, TensorBits
 from numba_engine.profiling.kernel_model import ISSUE_PER_CLOCK, KernelWork, ModelledGpu, Prediction, predict
 from numba_engine.profiling.observed_model import KV, MODELS, TABLE, VECTOR, WEIGHT, ObservedModel
-from numba_engine.profiling.traffic import Traffic
 from numba_engine.storage import StorageFormat
 
 MAX_LAUNCHES_PER_LAYER, MAX_OTHER_LAUNCHES = 5, 4

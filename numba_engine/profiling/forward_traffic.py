@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import AttentionShape, Batch, KVCacheLayer, LayerWeights, RopeTable
+from numba_engine.backends import traffic
+from numba_engine.backends.arrays import Batch, KVCacheLayer, Norm, RopeTable
+from numba_engine.backends.layers import GatedMlp, Layer
+from numba_engine.backends.traffic import Traffic
 from numba_engine.model.config import ModelConfig
-from numba_engine.profiling import traffic
-from numba_engine.profiling.traffic import Traffic
+from numba_engine.model.weights import attention_of
 
 _BLOCK_SIZE = 16
 _BYTE, _HALF, _SINGLE, _INDEX = (np.dtype(type) for type in (np.uint8, np.float16, np.float32, np.int32))
@@ -29,9 +31,9 @@ class TensorBits:
 
 def model_bytes(config: ModelConfig, bits: TensorBits) -> int:
     """Of all weights together; a tied head is the embedding."""
-    layer = _layer_weights(config, bits)
-    tensors = [getattr(layer, field.name) for field in fields(layer)]
-    per_layer = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    layer = _layer(config, bits)
+    per_layer = sum(weight.nbytes for weight in layer.matrices.values())
+    per_layer += sum(vector.nbytes for vector in layer.vectors)
     table = (config.vocab_size, config.hidden_size)
     head_bytes = 0 if config.tie_word_embeddings else _stored(table, bits.lm_head).nbytes
     final_norm = _stored((config.hidden_size,), bits.vectors)
@@ -49,7 +51,7 @@ class ForwardTraffic:
         c = config
         self._config, self._bits = config, bits
         self._num_tokens, self._num_seqs = batch * query_len, batch
-        self._shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_dim, c.rms_norm_eps, c.sliding_window)
+        self._layer = _layer(c, bits)
         keys = _array((1, c.num_kv_heads, _BLOCK_SIZE, c.head_dim), _BYTE)
         self._cache = KVCacheLayer(keys, keys)
         indices = _array((self._num_tokens,), _INDEX)
@@ -70,30 +72,27 @@ class ForwardTraffic:
 
     def without_attention(self) -> Traffic:
         """Embedding, all layers but their attention, final norm and head."""
-        return self._embedding() + self._layer() * self._config.num_layers + self._head()
+        return self._embedding() + self._one_layer() * self._config.num_layers + self._head()
 
     def attention(self) -> Traffic:
         c = self._config
         out = self._rows(c.num_heads * c.head_dim)
-        return traffic.attention(out, self._qkv(), self._cache, self._batch, self._shape) * c.num_layers
+        return traffic.attention(out, self._qkv(), self._cache, self._batch, self._layer.attention) * c.num_layers
 
     def _embedding(self) -> Traffic:
         c = self._config
         table = _stored((c.vocab_size, c.hidden_size), self._bits.embed_tokens)
         return traffic.embedding(self._rows(c.hidden_size), self._batch.token_ids, table)
 
-    def _layer(self) -> Traffic:
+    def _one_layer(self) -> Traffic:
         c = self._config
         hidden, attn_out = self._rows(c.hidden_size), self._rows(c.num_heads * c.head_dim)
         mlp_out, gate_up = self._rows(c.intermediate_size), self._rows(2 * c.intermediate_size)
-        weights = _layer_weights(c, self._bits)
-        rope = _array((c.max_position, c.head_dim // 2), _SINGLE)
-        counted = traffic.norm_qkv_rope_store(
-            self._qkv(), hidden, hidden, weights, self._cache, self._batch, RopeTable(rope, rope), self._shape
-        )
-        counted += traffic.linear_add(hidden, attn_out, weights.o_proj)
-        counted += traffic.norm_gate_up_silu(mlp_out, gate_up, hidden, hidden, weights, c.rms_norm_eps)
-        return counted + traffic.linear_add(hidden, mlp_out, weights.down_proj)
+        layer = self._layer
+        counted = traffic.norm_qkv_rope_store(self._qkv(), hidden, hidden, layer, self._cache, self._batch)
+        counted += traffic.linear_add(hidden, attn_out, layer.o_proj)
+        counted += traffic.norm_gate_up_act(mlp_out, gate_up, hidden, hidden, layer.mlp)
+        return counted + traffic.linear_add(hidden, mlp_out, layer.mlp.down_proj)
 
     def _head(self) -> Traffic:
         c = self._config
@@ -103,9 +102,8 @@ class ForwardTraffic:
             _array((self._num_seqs, c.hidden_size), _HALF),
             self._rows(c.hidden_size),
             self._batch.logit_rows,
-            _stored((c.hidden_size,), self._bits.vectors),
+            _norm(c, c.hidden_size, self._bits),
             _stored((c.vocab_size, c.hidden_size), head_bits),
-            c.rms_norm_eps,
         )
 
     def _qkv(self) -> _Sized:
@@ -116,21 +114,30 @@ class ForwardTraffic:
         return _array((self._num_tokens, features), _HALF)
 
 
-def _layer_weights(config: ModelConfig, bits: TensorBits) -> LayerWeights:
+def _layer(config: ModelConfig, bits: TensorBits) -> Layer:
     c = config
     q_size = c.num_heads * c.head_dim
     qkv_size = q_size + 2 * c.num_kv_heads * c.head_dim
-    return LayerWeights(
-        input_norm=_stored((c.hidden_size,), bits.vectors),
+    rope = _array((c.max_position, c.head_dim // 2), _SINGLE)
+    return Layer(
+        attention=replace(attention_of(c), rope=RopeTable(rope, rope)),
+        attn_norm=_norm(c, c.hidden_size, bits),
         qkv_proj=_stored((qkv_size, c.hidden_size), bits.matrices),
         qkv_bias=_stored((qkv_size,), bits.vectors) if c.has_qkv_bias else None,
-        q_norm=_stored((c.head_dim,), bits.vectors) if c.has_qk_norm else None,
-        k_norm=_stored((c.head_dim,), bits.vectors) if c.has_qk_norm else None,
+        q_norm=_norm(c, c.head_dim, bits) if c.has_qk_norm else None,
+        k_norm=_norm(c, c.head_dim, bits) if c.has_qk_norm else None,
         o_proj=_stored((c.hidden_size, q_size), bits.matrices),
-        post_attention_norm=_stored((c.hidden_size,), bits.vectors),
-        gate_up_proj=_stored((2 * c.intermediate_size, c.hidden_size), bits.matrices),
-        down_proj=_stored((c.hidden_size, c.intermediate_size), bits.matrices),
+        mlp=GatedMlp(
+            norm=_norm(c, c.hidden_size, bits),
+            gate_up_proj=_stored((2 * c.intermediate_size, c.hidden_size), bits.matrices),
+            activation="silu",
+            down_proj=_stored((c.hidden_size, c.intermediate_size), bits.matrices),
+        ),
     )
+
+
+def _norm(config: ModelConfig, size: int, bits: TensorBits) -> Norm:
+    return Norm(_stored((size,), bits.vectors), config.rms_norm_eps)
 
 
 @dataclass(frozen=True, slots=True)

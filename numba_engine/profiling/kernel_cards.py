@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from numba_engine.backends.base import SamplingBatch
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.cards import KernelCard, kernel_card
 from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
+from numba_engine.backends.sampling import SamplingBatch
 from numba_engine.profiling.observed_model import MODELS, TABLE, WEIGHT, ObservedModel
 from numba_engine.storage import StorageFormat
 

@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import Array, Batch, KVCacheLayer, LayerWeights, SamplingBatch, Weight
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, Weight
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
+from numba_engine.backends.layers import GatedMlp, Layer
+from numba_engine.backends.sampling import SamplingBatch
 from numba_engine.config import EngineConfig, KVCacheDtype
 from numba_engine.model.activations import Activations
 from numba_engine.model.config import ModelConfig
-from numba_engine.model.decoder import Decoder, attention_shape
+from numba_engine.model.decoder import Decoder
 from numba_engine.model.rope import build_rope_table
-from numba_engine.model.weights import ModelWeights
+from numba_engine.model.weights import ModelWeights, attention_of
 from numba_engine.storage import StorageFormat, StoredTensor
 
 WEIGHT, KV, VECTOR, TABLE = "weight", "kv", "vector", "table"
@@ -82,7 +84,7 @@ class ObservedModel:
         self._weights = ModelWeights(
             embed_tokens=self._matrix("embed_tokens", _TABLE_ROWS, config.hidden_size, TABLE),
             layers=(self._layer(),),
-            final_norm=self._vector(config.hidden_size),
+            final_norm=self._norm(config.hidden_size),
             lm_head=self._matrix("lm_head", config.vocab_size, config.hidden_size),
         )
 
@@ -108,30 +110,37 @@ class ObservedModel:
         size = (batch.block_tables.shape[0] * batch.block_tables.shape[1], c.num_kv_heads, _BLOCK_SIZE, c.head_dim)
         cache = KVCacheLayer(*(self._empty(size, self.backend.kv_cache_dtype, f"{KV} {of}") for of in "kv"))
         activations = Activations.allocate(c, batch.num_tokens, batch.num_logits, self.backend)
-        decoder = Decoder(self._weights, build_rope_table(c, context, self.backend), attention_shape(c))
+        decoder = Decoder(self._weights.with_rope(build_rope_table(c, context, self.backend)))
         decoder.forward(ops, batch, (cache,), activations)
         return activations.logits
 
     # ---- zeros of the right shape ------------------------------------------------------------------------------------
 
-    def _layer(self) -> LayerWeights:
+    def _layer(self) -> Layer:
         c = self._config
         q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        return LayerWeights(
-            input_norm=self._vector(c.hidden_size),
+        return Layer(
+            attention=attention_of(c),
+            attn_norm=self._norm(c.hidden_size),
             qkv_proj=self._matrix("qkv_proj", q_size + 2 * kv_size, c.hidden_size),
             qkv_bias=self._vector(q_size + 2 * kv_size) if c.has_qkv_bias else None,
-            q_norm=self._vector(c.head_dim) if c.has_qk_norm else None,
-            k_norm=self._vector(c.head_dim) if c.has_qk_norm else None,
+            q_norm=self._norm(c.head_dim) if c.has_qk_norm else None,
+            k_norm=self._norm(c.head_dim) if c.has_qk_norm else None,
             o_proj=self._matrix("o_proj", c.hidden_size, q_size),
-            post_attention_norm=self._vector(c.hidden_size),
-            gate_up_proj=self._matrix("gate_up_proj", 2 * c.intermediate_size, c.hidden_size),
-            down_proj=self._matrix("down_proj", c.hidden_size, c.intermediate_size),
+            mlp=GatedMlp(
+                norm=self._norm(c.hidden_size),
+                gate_up_proj=self._matrix("gate_up_proj", 2 * c.intermediate_size, c.hidden_size),
+                activation="silu",
+                down_proj=self._matrix("down_proj", c.hidden_size, c.intermediate_size),
+            ),
         )
 
     def _matrix(self, name: str, rows: int, columns: int, kind: str = WEIGHT) -> Weight:
         data = np.zeros((rows, self._format.row_bytes(columns)), np.uint8)
         return self.backend.load_weight(f"{kind} {name}", [StoredTensor(name, self._format, (rows, columns), data)])
+
+    def _norm(self, size: int) -> Norm:
+        return Norm(self._vector(size), self._config.rms_norm_eps)
 
     def _vector(self, size: int) -> CudaArray:
         return CudaArray.owning(self._device, self._device.upload(np.ones(size, np.float32), VECTOR))

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from numba_engine.backends import traffic
 from numba_engine.errors import ConfigError
-from numba_engine.profiling import traffic
 from numba_engine.profiling.hardware import NumberFormat
 from numba_engine.profiling.workload import Workload, require_in_range
 

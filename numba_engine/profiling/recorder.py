@@ -17,20 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import (
-    Array,
-    AttentionShape,
-    Backend,
-    Batch,
-    KVCacheLayer,
-    LayerWeights,
-    RopeTable,
-    Sampled,
-    SamplingBatch,
-    Weight,
-)
+from numba_engine.backends.arrays import Batch, KVCacheLayer, Norm, Weight
+from numba_engine.backends.base import OPS, Backend
+from numba_engine.backends.delegating import DelegatingBackend, UnfusedBackend
 from numba_engine.backends.instruments import CountedTraffic, TimeSource
-from numba_engine.profiling.array_kinds import arrays_by_kind
+from numba_engine.backends.layers import Attention, GatedMlp, Layer
+from numba_engine.backends.ops import Op
+from numba_engine.backends.traffic import Traffic
 from numba_engine.profiling.peaks import simulated_peaks
 from numba_engine.profiling.report import (
     MemoryUse,
@@ -42,8 +35,6 @@ from numba_engine.profiling.report import (
     idle_share,
     ops_by_name,
 )
-from numba_engine.profiling.traffic import FORMULAS, Traffic
-from numba_engine.storage import StoredTensor
 
 Clock = Callable[[], float]
 
@@ -52,10 +43,11 @@ _CALIBRATION_BYTES = 2 << 20
 """Read before each: about what one op of a small model streams, and more than the caches next to a core hold."""
 
 
-_Call = tuple[str, int | None, tuple[Any, ...], float, float]
+_Call = tuple[Op, int | None, tuple[Any, ...], float, float]
 """One recorded call: the op, its layer, what it was given, and when it began and ended by the host's clock."""
 
-_PHASES = ("norm_qkv_rope_store", "norm_gate_up_silu", "norm_lm_head")
+_FIRST_OF_LAYER = "norm_qkv_rope_store"
+_OUTSIDE_LAYERS = ("embedding", "norm_lm_head")
 
 _AFTER_HOST = ("embedding", "sample")
 """Ops before which the host does other things than to call them."""
@@ -80,7 +72,7 @@ class TimedCall:
         return _op([self])
 
 
-class Recorder(Backend):
+class Recorder(DelegatingBackend):
     """Delegates every op to ``inner`` with a clock around it.
 
     A phase that ``inner`` fuses is recorded as one op; one that it leaves to the textbook, or every phase with
@@ -109,25 +101,15 @@ class Recorder(Backend):
         peaks: Peaks | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self.inner = inner
-        self.name = inner.name
-        self.device_name = inner.device_name
-        self.num_threads = inner.num_threads
-        self.activation_dtype = inner.activation_dtype
-        self.kv_cache_dtype = inner.kv_cache_dtype
-        self.quantized_matmul_dtype = inner.quantized_matmul_dtype
-        self.kv_cache_share = inner.kv_cache_share
-        self._unseen = inner if fusion else _textbook(inner)
-        self._fused = {
-            phase: fusion and getattr(type(inner), phase) is not getattr(Backend, phase) for phase in _PHASES
-        }
+        super().__init__(inner)
+        self._profiled = inner if fusion else UnfusedBackend(inner)
         self._clock = clock
         self._calls: list[_Call] = []
         self._layer: int | None = None
         self._recording = True
         self._waits = inner.num_threads == 0  # else ops are done when they return
         on_device = inner.counter is not None or inner.timer is not None
-        self._run: Callable[..., Any] = self._run_on_device if on_device else self._run_by_clock
+        self._timed = self._timed_on_device if on_device else self._timed_by_clock
         self._timeline = timeline
         self._unprofiled_every = unprofiled_every
         self._num_decode_steps = 0
@@ -163,7 +145,7 @@ class Recorder(Backend):
         self._num_decode_steps += is_decode
         every = self._unprofiled_every
         self._recording = not (every and is_decode and self._num_decode_steps % every == 0)
-        return self if self._recording else self._unseen
+        return self if self._recording else self._profiled
 
     def take_step(
         self, *, index: int, num_prefill_tokens: int, num_decode_tokens: int, num_seqs: int, time_s: float
@@ -203,35 +185,33 @@ class Recorder(Backend):
     def _calls_by_clock(self, began_s: float) -> list[TimedCall]:
         """Calling an op is part of its time: it begins where the one before it ended."""
         timed, previous_end_s = [], 0.0
-        for (name, layer, args, called_s, end_s), traffic in zip(self._calls, self._traffic(), strict=True):
-            if previous_end_s and name not in _AFTER_HOST:
+        for (op, layer, args, called_s, end_s), traffic in zip(self._calls, self._traffic(), strict=True):
+            if previous_end_s and op.name not in _AFTER_HOST:
                 start_s, looking_s = previous_end_s, self.overhead_s_per_call
             else:
                 start_s, looking_s = called_s, self._inside_s
             time_s = max(end_s - start_s - looking_s, 0.0)
-            timed.append(TimedCall(name, layer, args, max(start_s - began_s, 0.0), time_s, 1, traffic))
+            timed.append(TimedCall(op.name, layer, args, max(start_s - began_s, 0.0), time_s, 1, traffic))
             previous_end_s = end_s
         return timed
 
     def _calls_by_device(self, began_s: float) -> list[TimedCall]:
         assert self.inner.timer is not None
-        ran = self.inner.timer.take()
-        assert len(ran) == len(self._calls), "the timer saw other ops than the recorder"
+        times = self.inner.timer.take()
+        assert len(times) == len(self._calls), "the timer saw other ops than the recorder"
         first_s = self._calls[0][3] - began_s if self._calls else 0.0
         return [
-            TimedCall(name, layer, args, first_s + op.start_s, op.time_s, op.num_launches, traffic)
-            for (name, layer, args, _, _), op, traffic in zip(self._calls, ran, self._traffic(), strict=True)
+            TimedCall(op.name, layer, args, first_s + ran.start_s, ran.time_s, ran.num_launches, traffic)
+            for (op, layer, args, _, _), ran, traffic in zip(self._calls, times, self._traffic(), strict=True)
         ]
 
     def _predicted_calls(self) -> list[TimedCall]:
         """One after the other: what launching takes, then the roofline. Activations are taken to stay in the caches."""
         timed, start_s = [], 0.0
-        for (name, layer, args, _, _), traffic, counted in zip(
-            self._calls, self._traffic(), self._counted, strict=True
-        ):
+        for (op, layer, args, _, _), traffic, counted in zip(self._calls, self._traffic(), self._counted, strict=True):
             from_memory = traffic.weight_bytes + traffic.kv_read_bytes + traffic.kv_written_bytes
             time_s = counted.num_launches * self._peaks.launch_s + self._peaks.least_time_s(from_memory, traffic.flops)
-            timed.append(TimedCall(name, layer, args, start_s, time_s, counted.num_launches, traffic, counted))
+            timed.append(TimedCall(op.name, layer, args, start_s, time_s, counted.num_launches, traffic, counted))
             start_s += time_s
         return timed
 
@@ -240,12 +220,12 @@ class Recorder(Backend):
         on_host: dict[int, Batch] = {}
         of_this_step: dict[Any, Traffic] = {}
         traffic = []
-        for name, _, args, _, _ in self._calls:
-            known = of_this_step if name == "attention" else self._known_traffic
-            key = (name, *[_TRAFFIC_KEYS[type(arg)](arg) for arg in args])
+        for op, _, args, _, _ in self._calls:
+            known = of_this_step if op.name == "attention" else self._known_traffic
+            key = (op.name, *[_TRAFFIC_KEYS[type(arg)](arg) for arg in args])
             if key not in known:
                 host_args = (self._lengths_on_host(arg, on_host) if isinstance(arg, Batch) else arg for arg in args)
-                known[key] = FORMULAS[name](*host_args)
+                known[key] = op.traffic(*host_args)
             traffic.append(known[key])
         return traffic
 
@@ -258,31 +238,40 @@ class Recorder(Backend):
     def _gaps_s(self, timed: Sequence[TimedCall]) -> float:
         """From the end of each op to the beginning of the next, without what the recorder does there."""
         if self.time_source is TimeSource.HOST_CLOCK:
-            pairs = [(a[4], b[3]) for a, b in itertools.pairwise(self._calls) if b[0] not in _AFTER_HOST]
+            pairs = [(a[4], b[3]) for a, b in itertools.pairwise(self._calls) if b[0].name not in _AFTER_HOST]
             looking_s = self.overhead_s_per_call - self._inside_s
             return sum(max(next_called_s - end_s - looking_s, 0.0) for end_s, next_called_s in pairs)
         return sum(max(b.start_s - a.start_s - a.time_s, 0.0) for a, b in itertools.pairwise(timed))
 
-    def _run_by_clock(self, name: str, op: Callable[..., Any], *args: Any) -> Any:
+    def run(self, op: Op, args: tuple[Any, ...]) -> Any:
+        if op.name in _OUTSIDE_LAYERS:
+            self._layer = None
+        elif op.name == _FIRST_OF_LAYER:
+            self._layer = 0 if self._layer is None else self._layer + 1
+        if op.is_fused and not self._profiled.fuses(op):
+            return op.compose(self, *args)
+        return self._timed(op, getattr(self.inner, op.name), args)
+
+    def _timed_by_clock(self, op: Op, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         clock = self._clock
         start_s = clock()
-        result = op(*args)
+        result = call(*args)
         if self._waits:
             self.inner.synchronize()
-        self._calls.append((name, self._layer, args, start_s, clock()))
+        self._calls.append((op, self._layer, args, start_s, clock()))
         return result
 
-    def _run_on_device(self, name: str, op: Callable[..., Any], *args: Any) -> Any:
+    def _timed_on_device(self, op: Op, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         counter, timer = self.inner.counter, self.inner.timer
         start_s = self._clock()
         if timer is not None:
             timer.begin()
-        result = op(*args)
+        result = call(*args)
         if timer is not None:
             timer.end()
         if counter is not None:
-            self._counted.append(counter.take(arrays_by_kind(name, args)))
-        self._calls.append((name, self._layer, args, start_s, self._clock()))
+            self._counted.append(counter.take(op.arrays_by_kind(args)))
+        self._calls.append((op, self._layer, args, start_s, self._clock()))
         return result
 
     def _calibrate(self) -> tuple[float, float]:
@@ -293,17 +282,19 @@ class Recorder(Backend):
         none = np.empty(0)
         weights = np.zeros(_CALIBRATION_BYTES, np.uint8)
 
-        def op(out: Array, x: Array, weight: Array, eps: float) -> None: ...
+        args = (none, none, Norm(none, 0.0))
 
-        def recorded(out: Array, x: Array, weight: Array, eps: float) -> None:
-            self._run("rms_norm", op, out, x, weight, eps)
+        def op(*args: Any) -> None: ...
+
+        def recorded(*args: Any) -> None:
+            self._timed(OPS["rms_norm"], op, args)
 
         def cost(call: Callable[..., None]) -> float:
             times = []
             for _ in range(_CALIBRATION_CALLS):
                 weights.max()
                 start_s = self._clock()
-                call(none, none, none, 0.0)
+                call(*args)
                 times.append(self._clock() - start_s)
             return median(times)
 
@@ -314,120 +305,13 @@ class Recorder(Backend):
         self._calls.clear()
         return max(interval_s - bare_s, 0.0), max(whole_s - bare_s, 0.0)
 
-    # ---- memory: not recorded --------------------------------------------------------------------------------------
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return self.inner.empty(shape, dtype)
-
-    def upload(self, host: np.ndarray) -> Array:
-        return self.inner.upload(host)
-
-    def download(self, array: Array) -> np.ndarray:
-        return self.inner.download(array)
-
-    def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
-        return self.inner.load_weight(name, tensors)
-
-    def synchronize(self) -> None:
-        self.inner.synchronize()
-
-    def free_memory_bytes(self) -> int:
-        return self.inner.free_memory_bytes()
-
-    def read_bandwidth_gbps(self) -> float:
-        return self.inner.read_bandwidth_gbps()
-
-    # ---- textbook ops ----------------------------------------------------------------------------------------------
-
-    def embedding(self, out: Array, token_ids: Array, table: Weight) -> None:
-        self._layer = None
-        self._run("embedding", self.inner.embedding, out, token_ids, table)
-
-    def rms_norm(self, out: Array, x: Array, weight: Array, eps: float) -> None:
-        self._run("rms_norm", self.inner.rms_norm, out, x, weight, eps)
-
-    def linear(self, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
-        self._run("linear", self.inner.linear, out, x, weight, bias)
-
-    def linear_add(self, residual: Array, x: Array, weight: Weight) -> None:
-        self._run("linear_add", self.inner.linear_add, residual, x, weight)
-
-    def rope(self, qkv: Array, positions: Array, table: RopeTable, shape: AttentionShape) -> None:
-        self._run("rope", self.inner.rope, qkv, positions, table, shape)
-
-    def head_norm(self, qkv: Array, q_norm: Array, k_norm: Array, shape: AttentionShape) -> None:
-        self._run("head_norm", self.inner.head_norm, qkv, q_norm, k_norm, shape)
-
-    def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
-        self._run("store_kv", self.inner.store_kv, cache, qkv, slot_mapping, shape)
-
-    def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: AttentionShape) -> None:
-        self._run("attention", self.inner.attention, out, qkv, cache, batch, shape)
-
-    def silu_and_mul(self, out: Array, gate_up: Array) -> None:
-        self._run("silu_and_mul", self.inner.silu_and_mul, out, gate_up)
-
-    def gather_rows(self, out: Array, x: Array, rows: Array) -> None:
-        self._run("gather_rows", self.inner.gather_rows, out, x, rows)
-
-    def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:
-        sampled: Sampled = self._run("sample", self.inner.sample, logits, sampling)
-        return sampled
-
-    # ---- phases ----------------------------------------------------------------------------------------------------
-
-    def norm_qkv_rope_store(
-        self,
-        qkv: Array,
-        normed: Array,
-        residual: Array,
-        layer: LayerWeights,
-        cache: KVCacheLayer,
-        batch: Batch,
-        table: RopeTable,
-        shape: AttentionShape,
-    ) -> None:
-        args = (qkv, normed, residual, layer, cache, batch, table, shape)
-        self._layer = 0 if self._layer is None else self._layer + 1
-        if self._fused["norm_qkv_rope_store"]:
-            self._run("norm_qkv_rope_store", self.inner.norm_qkv_rope_store, *args)
-        else:
-            super().norm_qkv_rope_store(*args)
-
-    def norm_gate_up_silu(
-        self, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, layer: LayerWeights, eps: float
-    ) -> None:
-        args = (mlp_out, gate_up, normed, residual, layer, eps)
-        if self._fused["norm_gate_up_silu"]:
-            self._run("norm_gate_up_silu", self.inner.norm_gate_up_silu, *args)
-        else:
-            super().norm_gate_up_silu(*args)
-
-    def norm_lm_head(
-        self, logits: Array, last: Array, residual: Array, rows: Array, final_norm: Array, lm_head: Weight, eps: float
-    ) -> None:
-        args = (logits, last, residual, rows, final_norm, lm_head, eps)
-        self._layer = None
-        if self._fused["norm_lm_head"]:
-            self._run("norm_lm_head", self.inner.norm_lm_head, *args)
-        else:
-            super().norm_lm_head(*args)
-
-
-def _textbook(backend: Backend) -> Backend:
-    """The same backend, but every phase is composed of its ops."""
-    phases = {phase: getattr(Backend, phase) for phase in _PHASES}
-    textbook: Backend = object.__new__(type("Textbook", (type(backend),), phases))
-    textbook.__dict__ = backend.__dict__
-    return textbook
-
 
 class _TrafficKeys(dict[type, Callable[[Any], Any]]):
     """By the type of an argument, what a formula makes of it: of an array its shape, of what holds weights the thing
     itself."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Any]:
-        if issubclass(kind, Weight | LayerWeights | RopeTable | AttentionShape | float):
+        if issubclass(kind, Weight | Norm | Layer | GatedMlp | Attention | str):
             self[kind] = lambda arg: arg
         elif issubclass(kind, KVCacheLayer):
             self[kind] = lambda cache: (cache.k.shape, cache.k.dtype)

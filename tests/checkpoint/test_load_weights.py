@@ -16,7 +16,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import Backend, Weight, WeightSegment
+from numba_engine.backends.arrays import Segment, Weight
+from numba_engine.backends.base import Backend
 from numba_engine.checkpoint import open_checkpoint
 from numba_engine.errors import CheckpointError
 from numba_engine.model.config import ModelConfig
@@ -33,7 +34,7 @@ class CopyingBackend:
 
     def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
         kept = [replace(tensor, data=tensor.data.copy()) for tensor in tensors]
-        segments = tuple(WeightSegment(t.format, t.shape[0], t.nbytes, t) for t in kept)
+        segments = tuple(Segment(t.format, t.shape[0], t.nbytes, t) for t in kept)
         return Weight(name, (sum(t.shape[0] for t in kept), kept[0].shape[1]), segments)
 
 
@@ -72,8 +73,8 @@ def assert_holds(weights: ModelWeights, model: TinyModel, tensors: Mapping[str, 
         gate_up = stacked(mlp + "gate_proj.weight", mlp + "up_proj.weight")
         assert np.array_equal(values(layer.gate_up_proj), gate_up)
         assert np.array_equal(values(layer.down_proj), tensors[mlp + "down_proj.weight"])
-        assert np.array_equal(layer.input_norm, tensors[f"model.layers.{i}.input_layernorm.weight"])
-        assert np.array_equal(layer.post_attention_norm, tensors[f"model.layers.{i}.post_attention_layernorm.weight"])
+        assert np.array_equal(layer.attn_norm, tensors[f"model.layers.{i}.input_layernorm.weight"])
+        assert np.array_equal(layer.mlp_norm, tensors[f"model.layers.{i}.post_attention_layernorm.weight"])
         if model.has_qkv_bias:
             assert np.array_equal(layer.qkv_bias, stacked(*(name + "bias" for name in qkv)))
         else:
@@ -103,7 +104,7 @@ def test_hugging_face_weights(tmp_path: Path, model: TinyModel, format: StorageF
     rounded = {name: dequantize(quantize(name, value, format)) for name, value in tiny_tensors(model).items()}
     weights = load(tmp_path)
     assert_holds(weights, model, rounded)
-    assert weights.layers[0].input_norm.dtype == np.float32
+    assert weights.layers[0].attn_norm.dtype == np.float32
     assert weights.layers[-1].down_proj.segments[0].format is format
 
 
@@ -157,7 +158,7 @@ def test_progress_covers_every_byte(tmp_path: Path, kind: str) -> None:
     assert {step[2] for step in seen} == {total}
     assert done == sorted(set(done))
     assert done[-1] == total
-    assert {"embed_tokens", "layers.1.qkv_proj", "layers.0.post_attention_norm"} <= {step[0] for step in seen}
+    assert {"embed_tokens", "layers.1.qkv_proj", "layers.0.mlp_norm"} <= {step[0] for step in seen}
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

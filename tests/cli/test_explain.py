@@ -99,7 +99,7 @@ def test_textbook_ops_one_by_one(tiny_gguf: Path) -> None:
     walk = explained(tiny_gguf, "--no-fusion")["walk"]
     assert [phase["name"] for phase in walk["layer_phases"]] == [
         "rms_norm", "linear qkv_proj", "rope", "store_kv", "attention", "linear_add o_proj",
-        "rms_norm", "linear gate_up_proj", "silu_and_mul", "linear_add down_proj",
+        "rms_norm", "linear gate_up_proj", "gated_activation", "linear_add down_proj",
     ]  # fmt: skip
     assert [phase["name"] for phase in walk["head_phases"]] == ["gather_rows", "rms_norm", "linear lm_head"]
     assert "linear lm_head" in explain(tiny_gguf, "--no-fusion").stdout

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import Array, AttentionShape, Batch, KVCacheLayer, Sampled, SamplingBatch, Weight
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Weight
 from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.backends.layers import Attention
 from numba_engine.backends.replay import DecodeSampling, Drawn, ReplayBackend
+from numba_engine.backends.sampling import Sampled, SamplingBatch
 from numba_engine.config import EngineConfig
 from numba_engine.storage import StoredTensor
 
@@ -142,17 +144,17 @@ class DeferredBackend(ReplayBackend):
     linear_add = partialmethod(_defer, "linear_add")
     rope = partialmethod(_defer, "rope")
     head_norm = partialmethod(_defer, "head_norm")
-    silu_and_mul = partialmethod(_defer, "silu_and_mul")
+    gated_activation = partialmethod(_defer, "gated_activation")
     gather_rows = partialmethod(_defer, "gather_rows")
 
-    def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
+    def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: Attention) -> None:
         def op() -> None:
             n = int(np.count_nonzero(np.asarray(slot_mapping) >= 0))
             self.inner.store_kv(cache, qkv[:n], slot_mapping[:n], shape)
 
         self.enqueue(op)
 
-    def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: AttentionShape) -> None:
+    def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: Attention) -> None:
         def op() -> None:
             n = int(np.count_nonzero(np.asarray(batch.context_lens)))
             longest = int(np.asarray(batch.context_lens).max())

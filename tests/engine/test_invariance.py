@@ -132,7 +132,7 @@ def test_fused_phases_or_textbook_ops(make_llm: MakeLLM, greedy: bool, expected:
 
 
 def test_without_fusion_only_textbook_ops_run(make_llm: MakeLLM) -> None:
-    phases = {"norm_qkv_rope_store", "norm_gate_up_silu", "norm_lm_head"}
+    phases = {"norm_qkv_rope_store", "norm_gate_up_act", "norm_lm_head"}
     for fusion in (True, False):
         llm = make_llm(fusion=fusion, prefix_caching=False)
         llm.start_profile()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from numba_engine.backends import create_backend
-from numba_engine.backends.base import Batch
+from numba_engine.backends.arrays import Batch
 from numba_engine.checkpoint import open_checkpoint
 from numba_engine.config import EngineConfig
 from numba_engine.execution.kv_cache import allocate_kv_cache

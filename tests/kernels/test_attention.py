@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import AttentionShape, Batch, KVCacheLayer
+from numba_engine.backends.arrays import Batch, KVCacheLayer
 from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.backends.layers import Attention
 from numba_engine.config import KVCacheDtype
 from tests.kernels.conftest import MakeBackend
 from tests.reference import ops as reference
@@ -22,7 +23,7 @@ class Case:
     def __init__(
         self,
         rng: np.random.Generator,
-        shape: AttentionShape,
+        shape: Attention,
         sequences: Sequence[tuple[int, int]],
         *,
         kv_dtype: str = "float32",
@@ -81,12 +82,12 @@ class Case:
         s = self.shape
         return reference.attention(
             self.qkv, self.cache.k, self.cache.v, self.cu_seqlens, self.context_lens, self.tables, s.num_heads,
-            s.scale, s.sliding_window,
+            s.scale, s.window,
         )  # fmt: skip
 
 
-def shape_of(heads: int, kv_heads: int, head_dim: int, window: int | None = None) -> AttentionShape:
-    return AttentionShape(heads, kv_heads, head_dim, 1e-5, window)
+def shape_of(heads: int, kv_heads: int, head_dim: int, window: int | None = None) -> Attention:
+    return Attention(heads, kv_heads, head_dim, 1e-5, window)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16"])

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import Backend, LayerWeights
+from numba_engine.backends.base import Backend
 from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.backends.layers import Layer
 from numba_engine.storage import StorageFormat, StoredTensor, quantize
 from tests.kernels.conftest import MakeBackend
 
@@ -16,21 +17,21 @@ HIDDEN = 2048  # long enough for blocks of x to be cut unlike in unlike formats
 EPS = 1e-5
 
 
-def layer_of(backend: CpuBackend, rng: np.random.Generator, intermediate: int, *formats: StorageFormat) -> LayerWeights:
+def layer_of(backend: CpuBackend, rng: np.random.Generator, intermediate: int, *formats: StorageFormat) -> Layer:
     def matrix(rows: int, format: StorageFormat) -> StoredTensor:
         return quantize("w", rng.standard_normal((rows, HIDDEN), dtype=np.float32), format)
 
     norm = rng.standard_normal(HIDDEN).astype(np.float32)
     gate_up = backend.load_weight("gate_up", [matrix(intermediate, format) for format in formats])
     other = backend.load_weight("other", [matrix(16, formats[0])])
-    return LayerWeights(
-        input_norm=norm,
+    return Layer(
+        attn_norm=norm,
         qkv_proj=other,
         qkv_bias=None,
         q_norm=None,
         k_norm=None,
         o_proj=other,
-        post_attention_norm=norm,
+        mlp_norm=norm,
         gate_up_proj=gate_up,
         down_proj=other,
     )
@@ -62,7 +63,7 @@ def test_gate_up(
         phase(backend, out, gate_up, np.empty_like(residual), residual, layer, EPS)
         return out
 
-    assert np.array_equal(run(CpuBackend.norm_gate_up_silu), run(Backend.norm_gate_up_silu))
+    assert np.array_equal(run(CpuBackend.norm_gate_up_act), run(Backend.norm_gate_up_act))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 20])

@@ -3,15 +3,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import AttentionShape, RopeTable
+from numba_engine.backends.arrays import RopeTable
 from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.backends.layers import Attention
 from tests.reference import ops as reference
 
 
 @pytest.mark.parametrize("head_dim", [2, 64, 80, 128])
 @pytest.mark.parametrize("num_tokens", [1, 7, 33])
 def test_equals_the_reference(backend: CpuBackend, rng: np.random.Generator, head_dim: int, num_tokens: int) -> None:
-    shape = AttentionShape(6, 2, head_dim, 1e-5, None)
+    shape = Attention(6, 2, head_dim, 1e-5, None)
     angles = rng.uniform(0, 6, (257, head_dim // 2))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     positions = rng.integers(0, 257, num_tokens).astype(np.int32)

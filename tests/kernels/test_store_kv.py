@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import AttentionShape, KVCacheLayer
+from numba_engine.backends.arrays import KVCacheLayer
+from numba_engine.backends.layers import Attention
 from numba_engine.config import KVCacheDtype
 from tests.kernels.conftest import MakeBackend
 from tests.reference import ops as reference
@@ -19,7 +20,7 @@ def test_equals_the_reference(
         qkv = rng.standard_normal((num_tokens, 12 * head_dim), dtype=np.float32) * 100
         slots = rng.permutation(9 * block_size)[:num_tokens].astype(np.int32)
         expected = reference.store_kv(k, v, qkv, slots)
-        shape = AttentionShape(6, 3, head_dim, 1e-5, None)
+        shape = Attention(6, 3, head_dim, 1e-5, None)
         make_backend(kv_cache_dtype=kv_dtype).store_kv(KVCacheLayer(k, v), qkv, slots, shape)
         assert np.array_equal(k, expected[0])
         assert np.array_equal(v, expected[1])

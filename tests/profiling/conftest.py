@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import AttentionShape, KVCacheLayer, LayerWeights, RopeTable, Weight
+from numba_engine.backends.arrays import KVCacheLayer, RopeTable, Weight
+from numba_engine.backends.layers import Attention, Layer
 from numba_engine.model.decoder import Decoder
 from numba_engine.model.weights import ModelWeights
 from numba_engine.storage import StorageFormat, StoredTensor
@@ -51,8 +52,8 @@ def model(clock: FakeClock) -> CountedModel:
 
     f = StorageFormat
     layers = tuple(
-        LayerWeights(
-            input_norm=vector(HIDDEN),
+        Layer(
+            attn_norm=vector(HIDDEN),
             qkv_proj=weight(
                 stored(Q, HIDDEN, f.Q4_1),
                 stored(KV_HEADS * HEAD_DIM, HIDDEN, f.Q4_1),
@@ -62,7 +63,7 @@ def model(clock: FakeClock) -> CountedModel:
             q_norm=vector(HEAD_DIM),
             k_norm=vector(HEAD_DIM),
             o_proj=weight(stored(HIDDEN, Q, f.Q4_0)),
-            post_attention_norm=vector(HIDDEN),
+            mlp_norm=vector(HIDDEN),
             gate_up_proj=weight(stored(INTERMEDIATE, HIDDEN, f.BF16), stored(INTERMEDIATE, HIDDEN, f.BF16)),
             down_proj=weight(stored(HIDDEN, INTERMEDIATE, f.F16)),
         )
@@ -73,7 +74,7 @@ def model(clock: FakeClock) -> CountedModel:
     rope = RopeTable(cos=np.zeros((64, HEAD_DIM // 2), np.float32), sin=np.zeros((64, HEAD_DIM // 2), np.float32))
     cache_shape = (8, KV_HEADS, 16, HEAD_DIM)
     return CountedModel(
-        decoder=Decoder(weights, rope, AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 1e-5, sliding_window=None)),
+        decoder=Decoder(weights, rope, Attention(HEADS, KV_HEADS, HEAD_DIM, 1e-5, sliding_window=None)),
         kv_cache=tuple(
             KVCacheLayer(np.zeros(cache_shape, np.float16), np.zeros(cache_shape, np.float16)) for _ in range(LAYERS)
         ),

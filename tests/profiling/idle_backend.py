@@ -8,15 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import (
-    Backend,
-    Batch,
-    KVCacheLayer,
-    Sampled,
-    SamplingBatch,
-    Weight,
-    WeightSegment,
-)
+from numba_engine.backends.arrays import Batch, KVCacheLayer, Segment, Weight
+from numba_engine.backends.base import Backend
+from numba_engine.backends.sampling import Sampled, SamplingBatch
 from numba_engine.model.activations import Activations
 from numba_engine.model.decoder import Decoder
 from numba_engine.storage import StoredTensor
@@ -62,7 +56,7 @@ class IdleBackend(Backend):
         return np.array(array)
 
     def load_weight(self, name: str, tensors: Sequence[StoredTensor]) -> Weight:
-        segments = tuple(WeightSegment(t.format, t.shape[0], t.nbytes, t.data) for t in tensors)
+        segments = tuple(Segment(t.format, t.shape[0], t.nbytes, t.data) for t in tensors)
         return Weight(name, (sum(t.shape[0] for t in tensors), tensors[0].shape[1]), segments)
 
     def synchronize(self) -> None: ...
@@ -97,8 +91,8 @@ class IdleBackend(Backend):
     def attention(self, *args: Any) -> None:
         self._work("attention")
 
-    def silu_and_mul(self, *args: Any) -> None:
-        self._work("silu_and_mul")
+    def gated_activation(self, *args: Any) -> None:
+        self._work("gated_activation")
 
     def gather_rows(self, *args: Any) -> None:
         self._work("gather_rows")

@@ -235,7 +235,7 @@ def test_phases_are_the_models_with_its_shapes(llm: LLM) -> None:
         ("norm_qkv_rope_store", (1, 64), (1, 128)),
         ("attention", (1, 128), (1, 64)),
         ("linear_add o_proj", (1, 64), (1, 64)),
-        ("norm_gate_up_silu", (1, 64), (1, 128)),
+        ("norm_gate_up_act", (1, 64), (1, 128)),
         ("linear_add down_proj", (1, 128), (1, 64)),
     ]
     assert [(phase.name, phase.outputs.shape) for phase in decode.head] == [("norm_lm_head", (1, 352))]
@@ -252,7 +252,7 @@ def test_one_call_is_repeated_and_leaves_no_trace(llm: LLM) -> None:
     steps, tokens = run(llm, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     near = near_of(steps[-1])
     assert near is not None
-    assert near.phase == "norm_gate_up_silu", "of a layer's, the one that streams most"
+    assert near.phase == "norm_gate_up_act", "of a layer's, the one that streams most"
     assert near.weight_bytes == 256 * Q8_0.row_bytes(64) + 64 * 4
     assert near.repeated_time_s > 0
     assert near.speedup == near.in_step_time_s / near.repeated_time_s

@@ -66,7 +66,7 @@ def test_calling_an_op_is_part_of_it_but_not_what_the_host_does_before_a_forward
     clock.now += 4.0  # scheduling
     recorder.rms_norm(X, X, X[0], 1e-5)
     clock.now += 0.25
-    recorder.silu_and_mul(X[:, :2], X)
+    recorder.gated_activation(X[:, :2], X)
     clock.now += 0.125
     recorder.gather_rows(X, X, X[0])
     clock.now += 2.0  # sampling parameters
@@ -75,7 +75,7 @@ def test_calling_an_op_is_part_of_it_but_not_what_the_host_does_before_a_forward
     step = take(recorder, clock.now - began_s)
     assert {op.name: op.time_s for op in step.ops} == {
         "rms_norm": 0.5,
-        "silu_and_mul": 0.75,
+        "gated_activation": 0.75,
         "gather_rows": 0.625,
         "sample": 0.5,
     }
@@ -83,7 +83,7 @@ def test_calling_an_op_is_part_of_it_but_not_what_the_host_does_before_a_forward
     assert step.host_time_s == 4.0 + 2.0 + 1.0
     assert [(call.name, call.start_s, call.time_s) for call in step.timeline] == [
         ("rms_norm", 4.0, 0.5),
-        ("silu_and_mul", 4.5, 0.75),
+        ("gated_activation", 4.5, 0.75),
         ("gather_rows", 5.25, 0.625),
         ("sample", 7.875, 0.5),
     ]
@@ -97,7 +97,15 @@ def test_a_timeline_has_every_call_with_its_layer_and_only_where_it_is_wanted(
     for _ in range(2):  # the layers are counted anew in each step
         model.forward(recorder, model.batch([1], [5]))
         step = take(recorder)
-        layer = ["norm_qkv_rope_store", "attention", "linear_add", "rms_norm", "linear", "silu_and_mul", "linear_add"]
+        layer = [
+            "norm_qkv_rope_store",
+            "attention",
+            "linear_add",
+            "rms_norm",
+            "linear",
+            "gated_activation",
+            "linear_add",
+        ]
         expected = [("embedding", None), *((name, i) for i in (0, 1) for name in layer), ("norm_lm_head", None)]
         assert [(call.name, call.layer) for call in step.timeline] == expected
         assert sum(call.num_bytes for call in step.timeline) == sum(op.total_bytes for op in step.ops)
@@ -140,13 +148,13 @@ def test_a_device_s_timer_takes_the_times_and_the_host_does_not_wait(
     assert timer.events == ["start"]
     clock.now += 1.0
     recorder.rms_norm(X, X, X[0], 1e-5)
-    recorder.silu_and_mul(X[:, :2], X)
+    recorder.gated_activation(X[:, :2], X)
     assert timer.events == ["start", *["begin", "end"] * 2]
     step = take(recorder, time_s=2.0)  # half a second of scheduling; a second in the ops, by the host's clock
     assert step.time_source is TimeSource.CUPTI
     assert [(op.name, op.time_s, op.num_launches) for op in step.ops] == [
         ("rms_norm", 1e-6, 2),
-        ("silu_and_mul", 1e-6, 2),
+        ("gated_activation", 1e-6, 2),
     ]
     assert step.launch_gap_s == pytest.approx(2e-6)
     assert (step.overhead_s, step.host_time_s) == (0, pytest.approx(2.0 - 2e-6))

@@ -104,7 +104,7 @@ def test_without_fusion_every_textbook_op_shows(llm: LLM) -> None:
         "store_kv": 30,
         "attention": 30,
         "linear_add": 2 * 30,
-        "silu_and_mul": 30,
+        "gated_activation": 30,
         "gather_rows": 1,
         "sample": 1,
     }

@@ -22,7 +22,7 @@ TEXTBOOK = {
     "store_kv": 2,
     "attention": 2,
     "linear_add": 4,
-    "silu_and_mul": 2,
+    "gated_activation": 2,
     "gather_rows": 1,
 }
 
@@ -50,7 +50,7 @@ def test_records_a_fused_phase_as_one_op(clock: FakeClock, model: CountedModel) 
         "linear_add": 4,
         "rms_norm": 2,  # the phase it does not fuse
         "linear": 2,
-        "silu_and_mul": 2,
+        "gated_activation": 2,
         "norm_lm_head": 1,
     }
 

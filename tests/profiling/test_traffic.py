@@ -7,9 +7,9 @@ import inspect
 import numpy as np
 import pytest
 
+from numba_engine.backends import traffic
 from numba_engine.backends.base import Backend
-from numba_engine.profiling import traffic
-from numba_engine.profiling.traffic import FORMULAS, Traffic, visible_tokens
+from numba_engine.backends.traffic import FORMULAS, Traffic, visible_tokens
 from tests.profiling.idle_backend import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, QKV, CountedModel, Q
 
 NOT_OPS = {

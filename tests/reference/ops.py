@@ -103,7 +103,7 @@ def attention(
     return out.reshape(len(qkv), num_heads * d)
 
 
-def silu_and_mul(gate_up: np.ndarray) -> np.ndarray:
+def gated_activation(gate_up: np.ndarray) -> np.ndarray:
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
     return gate / (1 + np.exp(-gate)) * up
 

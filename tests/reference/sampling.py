@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from numba_engine.backends.base import SamplingBatch
+from numba_engine.backends.sampling import SamplingBatch
 
 
 @dataclass

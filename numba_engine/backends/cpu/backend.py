@@ -10,18 +10,8 @@ from typing import Any, cast
 import numpy as np
 import psutil
 
-from numba_engine.backends.base import (
-    Array,
-    AttentionShape,
-    Backend,
-    Batch,
-    KVCacheLayer,
-    LayerWeights,
-    RopeTable,
-    Sampled,
-    SamplingBatch,
-    Weight,
-)
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, Weight
+from numba_engine.backends.base import Backend
 from numba_engine.backends.cpu.intrinsics import LANES, InstructionSet, host_instruction_set
 from numba_engine.backends.cpu.kernels.arithmetic_peak import (
     BUFFER_BYTES,
@@ -31,13 +21,14 @@ from numba_engine.backends.cpu.kernels.arithmetic_peak import (
 )
 from numba_engine.backends.cpu.kernels.attention import attention, attention_kernels
 from numba_engine.backends.cpu.kernels.embedding import embedding, embedding_kernel
+from numba_engine.backends.cpu.kernels.gated_activation import gated_activation, gated_activation_kernel
 from numba_engine.backends.cpu.kernels.gather_rows import gather_rows
 from numba_engine.backends.cpu.kernels.head_norm import head_norm, head_norm_kernel
 from numba_engine.backends.cpu.kernels.linear import linear
 from numba_engine.backends.cpu.kernels.phases import (
-    gate_up_silu_kernel,
+    gate_up_act_kernel,
     layer_constants,
-    norm_gate_up_silu,
+    norm_gate_up_act,
     norm_lm_head,
     norm_qkv_rope_store,
     rope_store_kernel,
@@ -47,10 +38,11 @@ from numba_engine.backends.cpu.kernels.read_bandwidth import read_bandwidth, rea
 from numba_engine.backends.cpu.kernels.rms_norm import rms_norm, rms_norm_kernel
 from numba_engine.backends.cpu.kernels.rope import rope, rope_kernel
 from numba_engine.backends.cpu.kernels.sample import sample, sample_kernel
-from numba_engine.backends.cpu.kernels.silu_and_mul import silu_and_mul, silu_and_mul_kernel
 from numba_engine.backends.cpu.kernels.store_kv import store_kv, store_kv_kernel
 from numba_engine.backends.cpu.thread_team import ThreadTeam, usable_cores
 from numba_engine.backends.cpu.weights import CpuWeight, WeightMemory, allocate, load_weight, x_form
+from numba_engine.backends.layers import Activation, Attention, GatedMlp, Layer
+from numba_engine.backends.sampling import Sampled, SamplingBatch
 from numba_engine.config import EngineConfig
 from numba_engine.storage import StorageFormat, StoredTensor
 
@@ -84,7 +76,7 @@ class CpuBackend(Backend):
         self._weight_memory = WeightMemory()
         self._scratch = np.empty(0, dtype=np.uint8)  # quantised activations
         self._scratch_address = 0
-        self._constants: dict[LayerWeights, tuple[KVCacheLayer, RopeTable, np.ndarray]] = {}
+        self._constants: dict[Layer, tuple[KVCacheLayer, np.ndarray]] = {}
         self._cache_words: dict[KVCacheLayer, tuple[np.ndarray, np.ndarray]] = {}
         self._partials = np.empty(1 << 18, dtype=np.float32)
         self._counts = np.empty((0, 0), dtype=np.int32)
@@ -142,15 +134,15 @@ class CpuBackend(Backend):
         names = {INT8: "int8 dot products, two planes", BF16: "bf16 dot products", F32: "float32 fma"}
         return best, f"{names[form]} ({self._isa})"
 
-    # ---- textbook ops ----------------------------------------------------------------------------------------------
+    # ---- unfused ops ----------------------------------------------------------------------------------------------
 
     def embedding(self, out: Array, token_ids: Array, table: Weight) -> None:
         weight = _own(table)
         kernels = np.array([embedding_kernel(s.format) for s in weight.segments], dtype=np.int64)
         embedding(self._team.state, weight.table, kernels, out, token_ids)
 
-    def rms_norm(self, out: Array, x: Array, weight: Array, eps: float) -> None:
-        rms_norm(self._team.state, rms_norm_kernel(), out, x, weight, eps)
+    def rms_norm(self, out: Array, x: Array, norm: Norm) -> None:
+        rms_norm(self._team.state, rms_norm_kernel(), out, x, norm.weight, norm.eps)
 
     def linear(self, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
         address = 0 if bias is None else cast(np.ndarray, bias).ctypes.data
@@ -173,20 +165,21 @@ class CpuBackend(Backend):
             self._scratch_address = -(-self._scratch.ctypes.data // 64) * 64
         return self._scratch_address
 
-    def rope(self, qkv: Array, positions: Array, table: RopeTable, shape: AttentionShape) -> None:
+    def rope(self, qkv: Array, positions: Array, shape: Attention) -> None:
+        assert shape.rope is not None
         heads = shape.num_heads + shape.num_kv_heads
-        rope(self._team.state, rope_kernel(), qkv, positions, table.cos, table.sin, heads)
+        rope(self._team.state, rope_kernel(), qkv, positions, shape.rope.cos, shape.rope.sin, heads)
 
-    def head_norm(self, qkv: Array, q_norm: Array, k_norm: Array, shape: AttentionShape) -> None:
+    def head_norm(self, qkv: Array, q_norm: Norm, k_norm: Norm, shape: Attention) -> None:
         head_norm(
-            self._team.state, head_norm_kernel(), qkv, q_norm, k_norm, shape.num_heads, shape.num_kv_heads,
-            shape.rms_norm_eps,
+            self._team.state, head_norm_kernel(), qkv, q_norm.weight, k_norm.weight, shape.num_heads,
+            shape.num_kv_heads, q_norm.eps,
         )  # fmt: skip
 
-    def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
+    def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: Attention) -> None:
         store_kv(self._team.state, store_kv_kernel(), _words(cache.k), _words(cache.v), qkv, slot_mapping)
 
-    def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: AttentionShape) -> None:
+    def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: Attention) -> None:
         whole, split, merge, prompt = attention_kernels(
             shape.head_dim, shape.num_heads // shape.num_kv_heads, self.kv_cache_dtype.itemsize == 2
         )
@@ -196,11 +189,11 @@ class CpuBackend(Backend):
         attention(
             self._team.state, whole, split, merge, prompt, out, qkv, words[0], words[1], batch.cu_seqlens_q,
             batch.context_lens,
-            batch.block_tables, batch.max_context_len, shape.sliding_window or 0, shape.scale, self._partials,
+            batch.block_tables, batch.max_context_len, shape.window or 0, shape.scale, self._partials,
         )  # fmt: skip
 
-    def silu_and_mul(self, out: Array, gate_up: Array) -> None:
-        silu_and_mul(self._team.state, silu_and_mul_kernel(), out, gate_up)
+    def gated_activation(self, out: Array, gate_up: Array, activation: Activation) -> None:
+        gated_activation(self._team.state, gated_activation_kernel(), out, gate_up)
 
     def gather_rows(self, out: Array, x: Array, rows: Array) -> None:
         gather_rows(out, x, rows)
@@ -225,53 +218,43 @@ class CpuBackend(Backend):
             return Sampled(token_ids, None, None, None)
         return Sampled(token_ids, logprobs, top_ids, top_logprobs)
 
-    # ---- phases ----------------------------------------------------------------------------------------------------
+    # ---- fused ops -------------------------------------------------------------------------------------------------
 
     def norm_qkv_rope_store(
-        self,
-        qkv: Array,
-        normed: Array,
-        residual: Array,
-        layer: LayerWeights,
-        cache: KVCacheLayer,
-        batch: Batch,
-        table: RopeTable,
-        shape: AttentionShape,
+        self, qkv: Array, normed: Array, residual: Array, layer: Layer, cache: KVCacheLayer, batch: Batch
     ) -> None:
-        if not self._fusion:
-            super().norm_qkv_rope_store(qkv, normed, residual, layer, cache, batch, table, shape)
+        if not self._fusion or layer.attention.rope is None:
+            super().norm_qkv_rope_store(qkv, normed, residual, layer, cache, batch)
             return
         known = self._constants.get(layer)
-        if known is None or known[0] is not cache or known[1] is not table:
-            known = self._constants[layer] = cache, table, layer_constants(layer, cache, table, shape)
+        if known is None or known[0] is not cache:
+            known = self._constants[layer] = cache, layer_constants(layer, cache)
         norm_qkv_rope_store(
-            self._team.state, rms_norm_kernel(), rope_store_kernel(), _own(layer.qkv_proj).table, known[2], qkv, normed,
-            residual, shape.rms_norm_eps, batch.positions, batch.slot_mapping, self._prepared(*residual.shape),
+            self._team.state, rms_norm_kernel(), rope_store_kernel(), _own(layer.qkv_proj).table, known[1], qkv, normed,
+            residual, layer.attn_norm.eps, batch.positions, batch.slot_mapping, self._prepared(*residual.shape),
         )  # fmt: skip
 
-    def norm_gate_up_silu(
-        self, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, layer: LayerWeights, eps: float
-    ) -> None:
-        weight = _own(layer.gate_up_proj)
+    def norm_gate_up_act(self, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, mlp: GatedMlp) -> None:
+        weight = _own(mlp.gate_up_proj)
         intermediate = mlp_out.shape[1]
         is_in_halves = weight.segment_rows in ((2 * intermediate,), (intermediate, intermediate))
         if not (self._fusion and intermediate % LANES == 0 and is_in_halves):
-            super().norm_gate_up_silu(mlp_out, gate_up, normed, residual, layer, eps)
+            super().norm_gate_up_act(mlp_out, gate_up, normed, residual, mlp)
             return
-        norm_gate_up_silu(
-            self._team.state, rms_norm_kernel(), gate_up_silu_kernel(), weight.table, mlp_out, gate_up, normed,
-            residual, layer.post_attention_norm, eps, self._prepared(*residual.shape),
+        norm_gate_up_act(
+            self._team.state, rms_norm_kernel(), gate_up_act_kernel(), weight.table, mlp_out, gate_up, normed,
+            residual, mlp.norm.weight, mlp.norm.eps, self._prepared(*residual.shape),
         )  # fmt: skip
 
     def norm_lm_head(
-        self, logits: Array, last: Array, residual: Array, rows: Array, final_norm: Array, lm_head: Weight, eps: float
+        self, logits: Array, last: Array, residual: Array, rows: Array, norm: Norm, lm_head: Weight
     ) -> None:
         if not self._fusion:
-            super().norm_lm_head(logits, last, residual, rows, final_norm, lm_head, eps)
+            super().norm_lm_head(logits, last, residual, rows, norm, lm_head)
             return
         norm_lm_head(
             self._team.state, rms_norm_kernel(), prepare_rows_kernel(), _own(lm_head).table, logits, last, residual,
-            rows, final_norm, eps, self._prepared(*last.shape),
+            rows, norm.weight, norm.eps, self._prepared(*last.shape),
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numba_engine.backends.base import Weight, WeightSegment
+from numba_engine.backends.arrays import Segment, Weight
 from numba_engine.backends.cpu.intrinsics import InstructionSet
 from numba_engine.backends.cpu.kernels.linear import NEXT, NEXT_BYTES, TABLE_FIELDS, WEIGHTS, linear_kernel
 from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8
@@ -39,7 +39,7 @@ def load_weight(
     """Stack matrices of equal in_features by rows; neighbours of one format share a segment where groups allow it."""
     in_features = tensors[0].shape[1]
     assert all(t.shape[1] == in_features for t in tensors)
-    segments: list[WeightSegment] = []
+    segments: list[Segment] = []
     table = []
     first_row = 0
     for run in _runs(tensors):
@@ -55,7 +55,7 @@ def load_weight(
         kernel = linear_kernel(layout.format, form, "generic" if form == F32 else isa)
         address = buffer.ctypes.data
         table.append([kernel, address, layout.group_bytes, layout.scale_bytes, rows, first_row, form, 0, 0])
-        segments.append(WeightSegment(layout.format, rows, buffer.nbytes, buffer))
+        segments.append(Segment(layout.format, rows, buffer.nbytes, buffer))
         first_row += rows
     fields = np.array(table, dtype=np.int64)
     assert fields.shape[1] == TABLE_FIELDS

@@ -10,18 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import (
-    Array,
-    AttentionShape,
-    Batch,
-    KVCacheLayer,
-    LayerWeights,
-    RopeTable,
-    Sampled,
-    SamplingBatch,
-    Weight,
-    WeightSegment,
-)
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, Segment, Weight
 from numba_engine.backends.cuda import phases
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.device import Device, DeviceArray
@@ -29,10 +18,11 @@ from numba_engine.backends.cuda.kernels import sample as sampling_kernels
 from numba_engine.backends.cuda.kernels.advance import AdvancedArrays, advance
 from numba_engine.backends.cuda.kernels.attention import MAX_HEAD_DIM, Scratch, Sequences, attention, splits_of
 from numba_engine.backends.cuda.kernels.embedding import embedding
+from numba_engine.backends.cuda.kernels.gated_activation import gated_activation
 from numba_engine.backends.cuda.kernels.gather_rows import gather_rows
 from numba_engine.backends.cuda.kernels.head_norm import head_norm
-from numba_engine.backends.cuda.kernels.linear import Segment, linear, staging_words
-from numba_engine.backends.cuda.kernels.norm_gate_up_silu import norm_gate_up_silu
+from numba_engine.backends.cuda.kernels.linear import PackedSegment, linear, staging_words
+from numba_engine.backends.cuda.kernels.norm_gate_up_act import norm_gate_up_act
 from numba_engine.backends.cuda.kernels.norm_linear import norm_linear
 from numba_engine.backends.cuda.kernels.norm_qkv_rope_store import Destination, norm_qkv_rope_store
 from numba_engine.backends.cuda.kernels.packing import looked_up_row_bytes, pack
@@ -40,10 +30,11 @@ from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.kernels.rms_norm import rms_norm
 from numba_engine.backends.cuda.kernels.rope import rope
 from numba_engine.backends.cuda.kernels.sample import SampleScratch, SamplingArrays, groups_of
-from numba_engine.backends.cuda.kernels.silu_and_mul import silu_and_mul
 from numba_engine.backends.cuda.kernels.store_kv import store_kv
 from numba_engine.backends.cuda.weight_order import WeightOrder
+from numba_engine.backends.layers import Activation, Attention, GatedMlp, Layer
 from numba_engine.backends.replay import DecodeSampling, Drawn, Pending, Recording, ReplayBackend
+from numba_engine.backends.sampling import Sampled, SamplingBatch
 from numba_engine.config import EngineConfig
 from numba_engine.errors import BackendUnavailableError
 from numba_engine.storage import StoredTensor
@@ -54,7 +45,7 @@ _READ_LONG_ENOUGH_S = 1e-3
 
 
 class CudaBackend(ReplayBackend):
-    """Runs the textbook ops, one kernel or two each, in order on one stream.
+    """Runs the unfused ops, one kernel or two each, in order on one stream.
 
     Activations are float32. Quantised weights are multiplied with two planes of int8, as on the CPU, whatever
     ``activation_dtype`` says: tensor cores take nothing better that is as fast.
@@ -107,7 +98,7 @@ class CudaBackend(ReplayBackend):
             data = parts[0] if len(parts) == 1 else np.concatenate(parts)
             packed = CudaArray.owning(self.device, self.device.upload(pack(format, data, in_features), name))
             row_bytes = looked_up_row_bytes(format, in_features)
-            segments.append(WeightSegment(format, len(data), packed.nbytes, packed, row_bytes))
+            segments.append(Segment(format, len(data), packed.nbytes, packed, row_bytes))
         return Weight(name, (sum(segment.num_rows for segment in segments), in_features), tuple(segments))
 
     def synchronize(self) -> None:
@@ -138,15 +129,15 @@ class CudaBackend(ReplayBackend):
             times.append(time.perf_counter() - start)
         return min(times[1:])
 
-    # ---- textbook ops ------------------------------------------------------------------------------------------------
+    # ---- unfused ops ------------------------------------------------------------------------------------------------
 
     def embedding(self, out: Array, token_ids: Array, table: Weight) -> None:
         assert len(table.segments) == 1, "an embedding table is one tensor"
         segment = table.segments[0]
         embedding(self.device, _on_device(out), _on_device(token_ids), segment.data.on_device, segment.format)
 
-    def rms_norm(self, out: Array, x: Array, weight: Array, eps: float) -> None:
-        rms_norm(self.device, _on_device(out), _on_device(x), _on_device(weight), eps)
+    def rms_norm(self, out: Array, x: Array, norm: Norm) -> None:
+        rms_norm(self.device, _on_device(out), _on_device(x), _on_device(norm.weight), norm.eps)
 
     def linear(self, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
         self._linear(out, x, weight, None if bias is None else _on_device(bias), add=False)
@@ -162,18 +153,21 @@ class CudaBackend(ReplayBackend):
         following, arrays = self._order.use(weight), (_on_device(out), _on_device(x))
         linear(self.device, *arrays, segments, bias, add=add, staging=on_device, next_weights=following)
 
-    def rope(self, qkv: Array, positions: Array, table: RopeTable, shape: AttentionShape) -> None:
-        rope(self.device, _on_device(qkv), _on_device(positions), _on_device(table.cos), _on_device(table.sin), shape)
+    def rope(self, qkv: Array, positions: Array, shape: Attention) -> None:
+        assert shape.rope is not None
+        tables = _on_device(shape.rope.cos), _on_device(shape.rope.sin)
+        rope(self.device, _on_device(qkv), _on_device(positions), *tables, shape)
 
-    def head_norm(self, qkv: Array, q_norm: Array, k_norm: Array, shape: AttentionShape) -> None:
-        head_norm(self.device, _on_device(qkv), _on_device(q_norm), _on_device(k_norm), shape)
+    def head_norm(self, qkv: Array, q_norm: Norm, k_norm: Norm, shape: Attention) -> None:
+        weights = _on_device(q_norm.weight), _on_device(k_norm.weight)
+        head_norm(self.device, _on_device(qkv), *weights, q_norm.eps, shape)
 
-    def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> None:
+    def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: Attention) -> None:
         store_kv(
             self.device, _on_device(cache.k), _on_device(cache.v), _on_device(qkv), _on_device(slot_mapping), shape
         )
 
-    def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: AttentionShape) -> None:
+    def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: Attention) -> None:
         if shape.head_dim % 8 or shape.head_dim > MAX_HEAD_DIM:
             raise BackendUnavailableError(
                 f"head_dim = {shape.head_dim}; backend {self.name} takes multiples of 8 up to {MAX_HEAD_DIM}."
@@ -202,8 +196,8 @@ class CudaBackend(ReplayBackend):
             shape,
         )
 
-    def silu_and_mul(self, out: Array, gate_up: Array) -> None:
-        silu_and_mul(self.device, _on_device(out), _on_device(gate_up))
+    def gated_activation(self, out: Array, gate_up: Array, activation: Activation) -> None:
+        gated_activation(self.device, _on_device(out), _on_device(gate_up))
 
     def gather_rows(self, out: Array, x: Array, rows: Array) -> None:
         gather_rows(self.device, _on_device(out), _on_device(x), _on_device(rows))
@@ -282,61 +276,53 @@ class CudaBackend(ReplayBackend):
             self._counts = self.upload(np.zeros((rows, vocab), np.uint32))
         return self._counts.on_device
 
-    # ---- phases ------------------------------------------------------------------------------------------------------
+    # ---- fused ops ---------------------------------------------------------------------------------------------------
 
     def norm_qkv_rope_store(
-        self,
-        qkv: Array,
-        normed: Array,
-        residual: Array,
-        layer: LayerWeights,
-        cache: KVCacheLayer,
-        batch: Batch,
-        table: RopeTable,
-        shape: AttentionShape,
+        self, qkv: Array, normed: Array, residual: Array, layer: Layer, cache: KVCacheLayer, batch: Batch
     ) -> None:
         """The k and v columns of ``qkv`` are undefined after it."""
-        segments, num_rows = _segments(layer.qkv_proj), residual.shape[0]
-        arrays = _on_device(residual), segments, _on_device(layer.input_norm)
+        segments, num_rows, shape = _segments(layer.qkv_proj), residual.shape[0], layer.attention
+        arrays = _on_device(residual), segments, _on_device(layer.attn_norm.weight)
         bias = None if layer.qkv_bias is None else _on_device(layer.qkv_bias)
         if not (self._fusion and phases.fuses_norm(num_rows, segments)):
-            super().norm_qkv_rope_store(qkv, normed, residual, layer, cache, batch, table, shape)
-        elif layer.q_norm is None and layer.k_norm is None and phases.fuses_rope(num_rows, segments, shape):
+            super().norm_qkv_rope_store(qkv, normed, residual, layer, cache, batch)
+        elif layer.q_norm is None and shape.rope is not None and phases.fuses_rope(num_rows, segments, shape):
             caches = cache.k, cache.v, batch.slot_mapping
-            to = Destination(*map(_on_device, (qkv, *caches, batch.positions, table.cos, table.sin)))
-            norm_qkv_rope_store(self.device, to, *arrays, bias, shape, self._order.use(layer.qkv_proj))
+            to = Destination(*map(_on_device, (qkv, *caches, batch.positions, shape.rope.cos, shape.rope.sin)))
+            following = self._order.use(layer.qkv_proj)
+            norm_qkv_rope_store(self.device, to, *arrays, layer.attn_norm.eps, bias, shape, following)
         else:
             following = self._order.use(layer.qkv_proj)
             to_qkv = _on_device(qkv)
-            norm_linear(self.device, to_qkv, *arrays, shape.rms_norm_eps, bias=bias, next_weights=following)
+            norm_linear(self.device, to_qkv, *arrays, layer.attn_norm.eps, bias=bias, next_weights=following)
             if layer.q_norm is not None and layer.k_norm is not None:
                 self.head_norm(qkv, layer.q_norm, layer.k_norm, shape)
-            self.rope(qkv, batch.positions, table, shape)
+            if shape.rope is not None:
+                self.rope(qkv, batch.positions, shape)
             self.store_kv(cache, qkv, batch.slot_mapping, shape)
 
-    def norm_gate_up_silu(
-        self, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, layer: LayerWeights, eps: float
-    ) -> None:
-        segments, (num_rows, size) = _segments(layer.gate_up_proj), mlp_out.shape
-        arrays = _on_device(residual), segments, _on_device(layer.post_attention_norm)
+    def norm_gate_up_act(self, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, mlp: GatedMlp) -> None:
+        segments, (num_rows, size) = _segments(mlp.gate_up_proj), mlp_out.shape
+        arrays = _on_device(residual), segments, _on_device(mlp.norm.weight), mlp.norm.eps
         if not (self._fusion and phases.fuses_norm(num_rows, segments)):
-            super().norm_gate_up_silu(mlp_out, gate_up, normed, residual, layer, eps)
-        elif phases.fuses_silu(num_rows, segments, size):
-            norm_gate_up_silu(self.device, _on_device(mlp_out), *arrays, eps, self._order.use(layer.gate_up_proj))
+            super().norm_gate_up_act(mlp_out, gate_up, normed, residual, mlp)
+        elif phases.fuses_activation(num_rows, segments, size):
+            norm_gate_up_act(self.device, _on_device(mlp_out), *arrays, self._order.use(mlp.gate_up_proj))
         else:
-            following = self._order.use(layer.gate_up_proj)
-            norm_linear(self.device, _on_device(gate_up), *arrays, eps, next_weights=following)
-            self.silu_and_mul(mlp_out, gate_up)
+            following = self._order.use(mlp.gate_up_proj)
+            norm_linear(self.device, _on_device(gate_up), *arrays, next_weights=following)
+            self.gated_activation(mlp_out, gate_up, mlp.activation)
 
     def norm_lm_head(
-        self, logits: Array, last: Array, residual: Array, rows: Array, final_norm: Array, lm_head: Weight, eps: float
+        self, logits: Array, last: Array, residual: Array, rows: Array, norm: Norm, lm_head: Weight
     ) -> None:
         segments = _segments(lm_head)
         if not (self._fusion and phases.fuses_norm(logits.shape[0], segments)):
-            super().norm_lm_head(logits, last, residual, rows, final_norm, lm_head, eps)
+            super().norm_lm_head(logits, last, residual, rows, norm, lm_head)
             return
-        arrays = _on_device(logits), _on_device(residual), segments, _on_device(final_norm)
-        norm_linear(self.device, *arrays, eps, rows=_on_device(rows), next_weights=self._order.use(lm_head))
+        arrays = _on_device(logits), _on_device(residual), segments, _on_device(norm.weight)
+        norm_linear(self.device, *arrays, norm.eps, rows=_on_device(rows), next_weights=self._order.use(lm_head))
 
 
 def _on_device(array: Array) -> DeviceArray:
@@ -344,8 +330,8 @@ def _on_device(array: Array) -> DeviceArray:
     return array.on_device
 
 
-def _segments(weight: Weight) -> list[Segment]:
-    return [Segment(segment.format, segment.num_rows, segment.data.on_device) for segment in weight.segments]
+def _segments(weight: Weight) -> list[PackedSegment]:
+    return [PackedSegment(segment.format, segment.num_rows, segment.data.on_device) for segment in weight.segments]
 
 
 def _ragged(sampling: SamplingBatch) -> SamplingArrays:

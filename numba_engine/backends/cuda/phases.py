@@ -6,24 +6,24 @@ their time is the tensor cores', and a kernel that normalises is a small part of
 
 from __future__ import annotations
 
-from numba_engine.backends.base import AttentionShape
-from numba_engine.backends.cuda.kernels.linear import Segment
+from numba_engine.backends.cuda.kernels.linear import PackedSegment
 from numba_engine.backends.cuda.kernels.packing import TILE_ROWS
 from numba_engine.backends.cuda.kernels.streaming import TOKENS
+from numba_engine.backends.layers import Attention
 from numba_engine.storage import StorageFormat
 
 
-def fuses_norm(num_rows: int, segments: list[Segment]) -> bool:
+def fuses_norm(num_rows: int, segments: list[PackedSegment]) -> bool:
     """Whether rms_norm can be part of the matrix product that follows."""
     return num_rows <= TOKENS[-1] and all(segment.format is not StorageFormat.F32 for segment in segments)
 
 
-def fuses_silu(num_rows: int, segments: list[Segment], size: int) -> bool:
+def fuses_activation(num_rows: int, segments: list[PackedSegment], size: int) -> bool:
     """Whether a block can make gate and up of the same outputs: they are one segment, cut between tiles."""
     return fuses_norm(num_rows, segments) and len(segments) == 1 and size % TILE_ROWS == 0
 
 
-def fuses_rope(num_rows: int, segments: list[Segment], shape: AttentionShape) -> bool:
+def fuses_rope(num_rows: int, segments: list[PackedSegment], shape: Attention) -> bool:
     """Whether a block can make both halves of a rotation: halves of heads are whole tiles."""
     whole = all(segment.num_rows % shape.head_dim == 0 for segment in segments)
     return fuses_norm(num_rows, segments) and whole and shape.head_dim % (2 * TILE_ROWS) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from numba_engine.backends.base import Weight
+from numba_engine.backends.arrays import Weight
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.device import DeviceArray
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from statistics import median
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.base import Array, Backend, LayerWeights, Sampled, SamplingBatch, Weight
+from numba_engine.backends.arrays import KVCacheLayer, Weight
+from numba_engine.backends.base import OPS
+from numba_engine.backends.layers import GatedMlp, Layer
+from numba_engine.backends.ops import Op
 from numba_engine.profiling.recorder import Recorder, TimedCall
 from numba_engine.profiling.report import OpProfile, StepProfile
-from numba_engine.profiling.traffic import FORMULAS
 
 _REPETITIONS = 20
 _CACHEABLE_BYTES = 4 << 20
@@ -89,15 +90,16 @@ class CloseUp(Recorder):
 
     def _timed_calls(self, began_s: float) -> list[TimedCall]:
         timed = super()._timed_calls(began_s)
-        self._close_ups = tuple(_call_profile(call.args, call.op) for call in timed)
+        self._close_ups = tuple(map(_call_profile, timed))
         self._repeated = self._repeat(self._close_ups)
         return timed
 
-    def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:
-        start = self._clock()
-        self._logits = self.inner.download(logits)  # before the sampler consumes them
-        self._copying_s += self._clock() - start
-        return super().sample(logits, sampling)
+    def run(self, op: Op, args: tuple[Any, ...]) -> Any:
+        if op.name == "sample":
+            start = self._clock()
+            self._logits = self.inner.download(op.argument("logits", args))  # before the sampler consumes them
+            self._copying_s += self._clock() - start
+        return super().run(op, args)
 
     def _repeat(self, calls: tuple[CallProfile, ...]) -> RepeatedCall | None:
         """Of the call that streams most, of those that fit into caches; if none does, of the one that streams least."""
@@ -116,61 +118,42 @@ class CloseUp(Recorder):
         return RepeatedCall(calls[equals[0]], in_step_time_s, self._repeated_time_s(equals[0]))
 
     def _repeated_time_s(self, index: int) -> float:
-        name, _, args, _, _ = self._calls[index]
-        op = getattr(self.inner, name)
+        op, _, args, _, _ = self._calls[index]
+        call = getattr(self.inner, op.name)
         times = []
         for _ in range(_REPETITIONS):
             start = self._clock()
-            op(*args)
+            call(*args)
             times.append(self._clock() - start)
         return max(median(times) - self._inside_s, 0.0)
 
 
-_REPEATABLE = ("norm_qkv_rope_store", "norm_gate_up_silu", "linear")
-
-_MATRIX_OF_LAYER = MappingProxyType({"norm_qkv_rope_store": "qkv_proj", "norm_gate_up_silu": "gate_up_proj"})
-
-_ENDS: MappingProxyType[str, tuple[tuple[str, int], tuple[str, int]]] = MappingProxyType(
-    {
-        "embedding": (("token ids", 1), ("residual", 0)),
-        "rms_norm": (("x", 1), ("normed", 0)),
-        "linear": (("x", 1), ("y", 0)),
-        "linear_add": (("x", 1), ("residual", 0)),
-        "rope": (("qkv", 0), ("qkv", 0)),
-        "head_norm": (("qkv", 0), ("qkv", 0)),
-        "store_kv": (("qkv", 1), ("slots", 2)),
-        "attention": (("qkv", 1), ("attn_out", 0)),
-        "silu_and_mul": (("gate_up", 1), ("mlp_out", 0)),
-        "gather_rows": (("residual", 1), ("last", 0)),
-        "sample": (("logits", 0), ("tokens", 1)),
-        "norm_qkv_rope_store": (("residual", 2), ("qkv", 0)),
-        "norm_gate_up_silu": (("residual", 3), ("mlp_out", 0)),
-        "norm_lm_head": (("last", 1), ("logits", 0)),
-    }
-)
-"""What goes in and what comes out: name and place among the arguments."""
+_REPEATABLE = ("norm_qkv_rope_store", "norm_gate_up_act", "linear")
 
 
-def _call_profile(args: tuple[Any, ...], op: OpProfile) -> CallProfile:
-    inputs, outputs = _ENDS[op.name]
-    return CallProfile(op, _matrix(op.name, args), _named(inputs, args), _named(outputs, args))
+def _call_profile(call: TimedCall) -> CallProfile:
+    op, args = OPS[call.name], call.args
+    return CallProfile(call.op, _matrix(args), _named(op, op.source, args), _named(op, op.written[0], args))
 
 
-def _named(end: tuple[str, int], args: tuple[Any, ...]) -> NamedShape:
-    name, place = end
-    array = args[place]
-    return NamedShape(name, (array.num_logits,) if isinstance(array, SamplingBatch) else tuple(array.shape))
+def _named(op: Op, parameter: str, args: tuple[Any, ...]) -> NamedShape:
+    value = op.argument(parameter, args)
+    array = value.k if isinstance(value, KVCacheLayer) else value
+    return NamedShape(parameter, tuple(array.shape))
 
 
-def _matrix(name: str, args: tuple[Any, ...]) -> Matrix | None:
-    weight = next((arg for arg in args if isinstance(arg, Weight)), None)
-    if layer := next((arg for arg in args if isinstance(arg, LayerWeights)), None):
-        weight = getattr(layer, _MATRIX_OF_LAYER[name])
+def _matrix(args: tuple[Any, ...]) -> Matrix | None:
+    """The matrix that a call streams, by itself or as a part of its layer."""
+    weight = None
+    for arg in args:
+        match arg:
+            case Weight():
+                weight = arg
+            case Layer():
+                weight = arg.qkv_proj
+            case GatedMlp():
+                weight = arg.gate_up_proj
     if weight is None:
         return None
     formats = tuple(dict.fromkeys(segment.format.label for segment in weight.segments))
     return Matrix(weight.name, weight.shape, formats, weight.nbytes)
-
-
-assert set(_ENDS) == set(FORMULAS), "every op that is recorded has its ends"
-assert all(callable(getattr(Backend, name)) for name in _REPEATABLE)

@@ -12,6 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from numba_engine.backends.base import OPS
 from numba_engine.profiling.explain.answers import answers
 from numba_engine.profiling.explain.close_up import NamedShape
 from numba_engine.profiling.explain.stages import Stage
@@ -28,26 +29,14 @@ _SIMULATED = (
     " and measure nothing."
 )
 
-_WHAT_IT_DOES = MappingProxyType(
+_WHAT_MATRICES_DO = MappingProxyType(
     {
-        "norm_qkv_rope_store": "RMSNorm, then q, k and v by one matrix; q and k turned to their position (RoPE); "
-        "k and v written to the KV cache",
-        "attention": "each q head against all cached keys of its KV head, softmax, and the values summed by it",
-        "linear_add o_proj": "the heads mixed, and added to the residual",
-        "norm_gate_up_silu": "RMSNorm, then gate and up by one matrix, silu(gate) · up (SwiGLU)",
-        "linear_add down_proj": "back to the hidden size, and added to the residual",
-        "norm_lm_head": "RMSNorm, then one dot product for each token of the vocabulary",
-        "rms_norm": "each row divided by its root mean square, times a learned weight",
-        "linear qkv_proj": "q, k and v by one matrix",
-        "head_norm": "RMSNorm of each q head and k head by itself",
-        "rope": "q and k turned to their position",
-        "store_kv": "k and v written to the KV cache",
-        "linear gate_up_proj": "gate and up by one matrix",
-        "silu_and_mul": "silu(gate) · up (SwiGLU)",
-        "gather_rows": "the row that wants logits",
-        "linear lm_head": "one dot product for each token of the vocabulary",
-        "linear embed_tokens": "one dot product for each token of the vocabulary",
-        "sample": "the logits to one token",
+        "qkv_proj": "q, k and v by one matrix",
+        "o_proj": "the heads mixed, and added to the residual",
+        "gate_up_proj": "gate and up by one matrix",
+        "down_proj": "back to the hidden size, and added to the residual",
+        "lm_head": "one dot product for each token of the vocabulary",
+        "embed_tokens": "one dot product for each token of the vocabulary",
     }
 )
 
@@ -283,8 +272,14 @@ def _phase_list(phases: Sequence[Phase]) -> RenderableType:
         matrix = phase.matrix
         weights = f" × {_dims(matrix.shape)} {'+'.join(matrix.formats)}" if matrix else ""
         shapes = f"{_named(phase.inputs)}{weights} → {_named(phase.outputs)}"
-        grid.add_row(phase.name, Text.assemble(shapes, (f"  {_WHAT_IT_DOES[phase.name]}", "dim")))
+        grid.add_row(phase.name, Text.assemble(shapes, (f"  {_what_it_does(phase.name)}", "dim")))
     return grid
+
+
+def _what_it_does(name: str) -> str:
+    """Of an op, or of one by its matrix (``linear_add o_proj``)."""
+    op, _, matrix = name.partition(" ")
+    return _WHAT_MATRICES_DO[matrix] if matrix else OPS[op].summary
 
 
 def _phase_table(phases: Sequence[Phase], walk: Walk, total: OpProfile | None = None) -> Table:

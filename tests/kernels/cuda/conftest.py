@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import Array
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.ptx import PtxDevice
 from numba_engine.config import EngineConfig, KVCacheDtype

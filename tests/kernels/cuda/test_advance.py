@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import Array, Batch
+from numba_engine.backends.arrays import Array, Batch
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.cards import ptx_counts
 from numba_engine.backends.cuda.compiler import compile_kernel

@@ -28,7 +28,7 @@ def test_every_kernel_is_within_its_targets(cards: dict[str, KernelCard]) -> Non
 
 
 def test_every_op_has_a_card(cards: dict[str, KernelCard]) -> None:
-    ops = "embedding rms_norm linear rope store_kv attention silu_and_mul gather_rows sample head_norm penalties"
+    ops = "embedding rms_norm linear rope store_kv attention gated_activation gather_rows sample head_norm penalties"
     for op in (*ops.split(), "logprob_totals", "chosen_logprobs", "read_bandwidth"):
         assert any(name.startswith(op) for name in cards), op
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import AttentionShape
 from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.layers import Attention
 from tests.kernels.cuda.conftest import nmse, normal
 from tests.reference import ops as reference
 
@@ -15,7 +15,7 @@ from tests.reference import ops as reference
 def test_equals_the_reference(
     backend: CudaBackend, rng: np.random.Generator, heads: int, kv_heads: int, head_dim: int
 ) -> None:
-    shape = AttentionShape(heads, kv_heads, head_dim, 1e-6, None)
+    shape = Attention(heads, kv_heads, head_dim, 1e-6, None)
     qkv, q_norm, k_norm = (
         normal(rng, 3, (heads + 2 * kv_heads) * head_dim),
         normal(rng, head_dim),

@@ -9,9 +9,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import AttentionShape, Batch, KVCacheLayer, LayerWeights, RopeTable, Weight
+from numba_engine.backends.arrays import Batch, KVCacheLayer, RopeTable, Weight
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.kernels.streaming import TOKENS
+from numba_engine.backends.layers import Attention, Layer
 from numba_engine.backends.ptx import PtxDevice
 from numba_engine.config import EngineConfig
 from numba_engine.storage import StorageFormat, quantize
@@ -58,13 +59,13 @@ class QkvCase:
         """q, and both caches."""
         rng = np.random.default_rng(num_tokens)
         heads, kv_heads, d = 3, 2, self.head_dim
-        shape = AttentionShape(heads, kv_heads, d, EPS, None)
+        shape = Attention(heads, kv_heads, d, EPS, None)
         up = backend.upload
         norms = [up(normal(rng, n)) for n in (HIDDEN, d, d)]
         bias = up(normal(rng, (heads + 2 * kv_heads) * d)) if self.has_bias else None
         qkv_proj = matrix(backend, 1, self.formats, (heads * d, kv_heads * d, kv_heads * d))
         q_norm, k_norm = norms[1:] if self.has_head_norm else (None, None)
-        layer = LayerWeights(norms[0], qkv_proj, bias, q_norm, k_norm, qkv_proj, norms[0], qkv_proj, qkv_proj)
+        layer = Layer(norms[0], qkv_proj, bias, q_norm, k_norm, qkv_proj, norms[0], qkv_proj, qkv_proj)
         slots = rng.permutation(32)[:num_tokens].astype(np.int32)
         slots[-1] = -1 if num_tokens > 2 else slots[-1]  # a padding row
         positions = up(rng.integers(0, 40, num_tokens).astype(np.int32))
@@ -102,15 +103,15 @@ def test_norm_qkv_rope_store(device: str, case: QkvCase, num_tokens: int) -> Non
         np.testing.assert_array_equal(output, expected)
 
 
-def gate_up_silu(
+def gate_up_act(
     backend: CudaBackend, formats: tuple[StorageFormat, ...], size: int, residual: np.ndarray
 ) -> np.ndarray:
     norm = backend.upload(normal(np.random.default_rng(5), HIDDEN))
     weight = matrix(backend, 6, formats, (size, size))
-    layer = LayerWeights(norm, weight, None, None, None, weight, norm, weight, weight)
+    layer = Layer(norm, weight, None, None, None, weight, norm, weight, weight)
     scratch, num_tokens = backend.upload(residual), len(residual)
     out, gate_up = filled(backend, num_tokens, size), filled(backend, num_tokens, 2 * size)
-    backend.norm_gate_up_silu(out, gate_up, filled(backend, num_tokens, HIDDEN), scratch, layer, EPS)
+    backend.norm_gate_up_act(out, gate_up, filled(backend, num_tokens, HIDDEN), scratch, layer, EPS)
     return backend.download(out)
 
 
@@ -125,17 +126,17 @@ def gate_up_silu(
         ((Q4_1, Q4_1), 48, TOKENS[-1] + 1, 3),
     ],
 )
-def test_norm_gate_up_silu(
+def test_norm_gate_up_act(
     device: str, formats: tuple[StorageFormat, ...], size: int, num_tokens: int, launches: int
 ) -> None:
     fused, textbook = (backend_on(device, fusion=fusion) for fusion in (True, False))
     residual = normal(np.random.default_rng(7), num_tokens, HIDDEN)
     if device == "ptx":
         num_launches(fused)
-    out = gate_up_silu(fused, formats, size, residual)
+    out = gate_up_act(fused, formats, size, residual)
     if device == "ptx":
         assert num_launches(fused) == launches
-    np.testing.assert_array_equal(out, gate_up_silu(textbook, formats, size, residual))
+    np.testing.assert_array_equal(out, gate_up_act(textbook, formats, size, residual))
 
 
 @pytest.mark.parametrize("num_rows", [1, 5])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import AttentionShape, RopeTable
+from numba_engine.backends.arrays import RopeTable
 from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.layers import Attention
 from tests.kernels.cuda.conftest import nmse, normal
 from tests.reference import ops as reference
 
@@ -15,7 +16,7 @@ from tests.reference import ops as reference
 def test_equals_the_reference(
     backend: CudaBackend, rng: np.random.Generator, heads: int, kv_heads: int, head_dim: int
 ) -> None:
-    shape = AttentionShape(heads, kv_heads, head_dim, 1e-5, None)
+    shape = Attention(heads, kv_heads, head_dim, 1e-5, None)
     angles = np.outer(np.arange(50), 10000.0 ** -(np.arange(0, head_dim, 2) / head_dim))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     positions = np.array([0, 1, 49, 7, 7], dtype=np.int32)

@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import Sampled, SamplingBatch
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.kernels.sample import GROUP, SLICE
+from numba_engine.backends.sampling import Sampled, SamplingBatch
 from tests.kernels.cuda.conftest import normal
 from tests.reference import sampling as reference
 from tests.reference.sampling import Row, batch_of

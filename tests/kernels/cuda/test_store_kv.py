@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numba_engine.backends.base import AttentionShape, KVCacheLayer
+from numba_engine.backends.arrays import KVCacheLayer
+from numba_engine.backends.layers import Attention
 from numba_engine.config import KVCacheDtype
 from tests.kernels.cuda.conftest import backend_on, normal
 from tests.reference import ops as reference
@@ -17,7 +18,7 @@ def test_equals_the_reference(
     device: str, rng: np.random.Generator, kv_dtype: KVCacheDtype, kv_heads: int, head_dim: int
 ) -> None:
     backend = backend_on(device, kv_dtype)
-    shape = AttentionShape(2 * kv_heads, kv_heads, head_dim, 1e-5, None)
+    shape = Attention(2 * kv_heads, kv_heads, head_dim, 1e-5, None)
     k, v = (normal(rng, 4, kv_heads, 16, head_dim).astype(kv_dtype) for _ in range(2))
     qkv = normal(rng, 5, 4 * kv_heads * head_dim)
     slots = np.array([63, 0, 17, 16, -1], dtype=np.int32)

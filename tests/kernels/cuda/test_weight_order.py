@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 
-from numba_engine.backends.base import Array, Weight
+from numba_engine.backends.arrays import Array, Weight
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.kernels import streaming
 from numba_engine.backends.cuda.weight_order import WeightOrder

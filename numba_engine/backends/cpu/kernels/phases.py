@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from numba_engine.backends.base import Array, AttentionShape, KVCacheLayer, LayerWeights, RopeTable
+from numba_engine.backends.arrays import Array, KVCacheLayer, Norm
 from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
@@ -22,6 +22,7 @@ from numba_engine.backends.cpu.intrinsics import (
     store_f64,
     store_i64,
 )
+from numba_engine.backends.cpu.kernels.gated_activation import activate_row
 from numba_engine.backends.cpu.kernels.head_norm import norm_heads
 from numba_engine.backends.cpu.kernels.linear import (
     KERNEL,
@@ -44,42 +45,46 @@ from numba_engine.backends.cpu.kernels.linear import (
 from numba_engine.backends.cpu.kernels.quantize_rows import prepare
 from numba_engine.backends.cpu.kernels.rms_norm import norm
 from numba_engine.backends.cpu.kernels.rope import rotate_heads
-from numba_engine.backends.cpu.kernels.silu_and_mul import silu_row
 from numba_engine.backends.cpu.kernels.store_kv import store_heads
 from numba_engine.backends.cpu.thread_team import ARGS, announce, run
+from numba_engine.backends.layers import Layer
 
 # Arguments of rope_store. The first are the same for a layer in every step: what ``layer_constants`` gives.
 (_COS, _SIN, _K, _V, _H, _KV, _D, _BLOCK_SIZE, _IS_F16, _Q_NORM, _K_NORM, _NORM_WEIGHT, _BIAS, _QKV, _ROW, _POSITIONS,
  _SLOTS, _EPS) = range(18)  # fmt: skip
 _NUM_CONSTANTS = _QKV
-# Arguments of gate_up_silu, behind two blocks of linear's arguments.
+# Arguments of gate_up_act, behind two blocks of linear's arguments.
 _GATE_ARGS, _UP_ARGS = 0, NUM_LINEAR_ARGS
 _GATE_KERNEL, _UP_KERNEL, _OUT, _GATE_UP, _I, _R = range(32, 38)
 _TILE_STRIDE = 2 * LANES * 4
 _TILE_BYTES = MOST_BLOCK_ROWS * _TILE_STRIDE
 
 
-def layer_constants(
-    layer: LayerWeights, cache: KVCacheLayer, rope_table: RopeTable, shape: AttentionShape
-) -> np.ndarray:
+def layer_constants(layer: Layer, cache: KVCacheLayer) -> np.ndarray:
     """Addresses and sizes for ``norm_qkv_rope_store``, which hold as long as the arguments live.
 
     Arrays cost a call from Python about 0.1 µs each, which is a tenth of this phase in a small model.
     """
     constants = np.zeros(_NUM_CONSTANTS, dtype=np.int64)
-    constants[_COS], constants[_SIN] = _address(rope_table.cos), _address(rope_table.sin)
+    table = layer.attention.rope
+    assert table is not None
+    constants[_COS], constants[_SIN] = _address(table.cos), _address(table.sin)
     constants[_K], constants[_V] = _address(cache.k), _address(cache.v)
-    constants[_H] = shape.num_heads
+    constants[_H] = layer.attention.num_heads
     constants[[_KV, _BLOCK_SIZE, _D]] = cache.k.shape[1:]
     constants[_IS_F16] = cast(np.ndarray, cache.k).itemsize == 2
-    constants[_Q_NORM], constants[_K_NORM] = _address(layer.q_norm), _address(layer.k_norm)
-    constants[_NORM_WEIGHT], constants[_BIAS] = _address(layer.input_norm), _address(layer.qkv_bias)
+    constants[_Q_NORM], constants[_K_NORM] = _norm_address(layer.q_norm), _norm_address(layer.k_norm)
+    constants[_NORM_WEIGHT], constants[_BIAS] = _norm_address(layer.attn_norm), _address(layer.qkv_bias)
     return constants
 
 
 def _address(array: Array | None) -> int:
     """0 for None."""
     return 0 if array is None else cast(np.ndarray, array).ctypes.data
+
+
+def _norm_address(norm: Norm | None) -> int:
+    return 0 if norm is None else _address(norm.weight)
 
 
 @launcher
@@ -131,8 +136,8 @@ def rope_store_kernel() -> int:
 
 
 @launcher
-def norm_gate_up_silu(
-    team: np.ndarray, norm_kernel: int, gate_up_silu: int, table: np.ndarray, out: np.ndarray, gate_up: np.ndarray,
+def norm_gate_up_act(
+    team: np.ndarray, norm_kernel: int, gate_up_act: int, table: np.ndarray, out: np.ndarray, gate_up: np.ndarray,
     normed: np.ndarray, residual: np.ndarray, norm_weight: np.ndarray, eps: float, prepared: int,
 ) -> None:  # fmt: skip
     """The intermediate size is a multiple of 16, and gate and up are one segment or one each."""
@@ -160,14 +165,14 @@ def norm_gate_up_silu(
     team[ARGS + _I] = intermediate
     team[ARGS + _R] = r
     announce(team, table[0, NEXT], table[0, NEXT_BYTES])
-    run(team, gate_up_silu, num_items(intermediate, r, args), (min_piece(table, 0, r) + 1) // 2)
+    run(team, gate_up_act, num_items(intermediate, r, args), (min_piece(table, 0, r) + 1) // 2)
 
 
 @functools.cache
-def gate_up_silu_kernel() -> int:
+def gate_up_act_kernel() -> int:
     args_place, tiles_place = stack_bytes(2 * 8 * NUM_LINEAR_ARGS), stack_bytes(2 * _TILE_BYTES)
 
-    def gate_up_silu_items(begin: int, end: int, args: int) -> None:
+    def gate_up_act_items(begin: int, end: int, args: int) -> None:
         r, intermediate = load_i64(args, _R), load_i64(args, _I)
         gate_args, up_args = args + 8 * _GATE_ARGS, args + 8 * _UP_ARGS
         gate_kernel, up_kernel = load_i64(args, _GATE_KERNEL), load_i64(args, _UP_KERNEL)
@@ -178,7 +183,7 @@ def gate_up_silu_kernel() -> int:
             first, columns = begin * LANES, (end - begin) * LANES
             for row in range(r):
                 gate = load_i64(args, _GATE_UP) + (row * 2 * intermediate + first) * 4
-                silu_row(out + (row * intermediate + first) * 4, gate, gate + intermediate * 4, columns)
+                activate_row(out + (row * intermediate + first) * 4, gate, gate + intermediate * 4, columns)
             return
         own_args, tiles = args_place(0), tiles_place(0)
         own_gate_args, own_up_args = own_args, own_args + 8 * NUM_LINEAR_ARGS
@@ -191,9 +196,9 @@ def gate_up_silu_kernel() -> int:
             for row in range(count):
                 gate = tiles + row * _TILE_STRIDE
                 to = out + ((t + row) * intermediate + first * LANES) * 4
-                silu_row(to, gate, gate + _TILE_BYTES, (last - first) * LANES)
+                activate_row(to, gate, gate + _TILE_BYTES, (last - first) * LANES)
 
-    return kernel_address(gate_up_silu_items, "void(int64, int64, int64)")
+    return kernel_address(gate_up_act_items, "void(int64, int64, int64)")
 
 
 @inner

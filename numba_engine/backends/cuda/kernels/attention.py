@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numba_engine.backends.base import AttentionShape
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels import decode_attention, fma_attention, prefill_attention
 from numba_engine.backends.cuda.kernels.attention_tiles import SEGMENT
+from numba_engine.backends.layers import Attention
 
 MAX_HEAD_DIM = 256
 UNLIMITED = 2**31 - 1
@@ -51,7 +51,7 @@ class Splits:
     num_counters: int
 
 
-def splits_of(sequences: Sequences, shape: AttentionShape, cache_dtype: np.dtype[np.generic]) -> Splits:
+def splits_of(sequences: Sequences, shape: Attention, cache_dtype: np.dtype[np.generic]) -> Splits:
     num_splits = -(-sequences.max_context_len // SEGMENT)
     group_size = shape.num_heads // shape.num_kv_heads
     tile_rows = 16 if uses_tensor_cores(shape, cache_dtype) and group_size > 8 else fma_attention.ROWS
@@ -61,7 +61,7 @@ def splits_of(sequences: Sequences, shape: AttentionShape, cache_dtype: np.dtype
     return Splits(num_splits, tile_rows, rows, num_parts, tiles)
 
 
-def uses_tensor_cores(shape: AttentionShape, cache_dtype: np.dtype[np.generic]) -> bool:
+def uses_tensor_cores(shape: Attention, cache_dtype: np.dtype[np.generic]) -> bool:
     return cache_dtype == np.float16 and shape.head_dim <= prefill_attention.MAX_HEAD_DIM
 
 
@@ -82,7 +82,7 @@ def attention(
     v_cache: DeviceArray,
     sequences: Sequences,
     scratch: Scratch,
-    shape: AttentionShape,
+    shape: Attention,
 ) -> None:
     """head_dim is a multiple of 8 up to ``MAX_HEAD_DIM``."""
     head_dim, group_size = shape.head_dim, shape.num_heads // shape.num_kv_heads
@@ -92,7 +92,7 @@ def attention(
     arrays.append(flat(sequences.block_tables))
     scratch_arrays = [*map(flat, [scratch.partials, scratch.stats, scratch.arrivals])]
     sizes = [shape.num_heads, shape.num_kv_heads, group_size, k_cache.shape[2].bit_length() - 1]
-    sizes += [sequences.block_tables.shape[1], UNLIMITED if shape.sliding_window is None else shape.sliding_window]
+    sizes += [sequences.block_tables.shape[1], UNLIMITED if shape.window is None else shape.window]
     split_sizes = [splits.num_splits, splits.rows]
     max_rows = sequences.max_query_len * group_size
     split_blocks = -(-min(max_rows, splits.rows) // splits.tile_rows) * splits.num_splits

@@ -13,11 +13,11 @@ from functools import cache
 from numba import cuda
 from numba.cuda.types import float32, uint32
 
-from numba_engine.backends.base import AttentionShape
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import divide, fma, sqrt
 from numba_engine.backends.cuda.kernels.reductions import sum_warp
+from numba_engine.backends.layers import Attention
 
 THREADS = 256
 WARPS = THREADS // 32
@@ -50,10 +50,10 @@ def head_norm_kernel() -> Kernel:
 
 
 def head_norm(
-    device: Device, qkv: DeviceArray, q_norm: DeviceArray, k_norm: DeviceArray, shape: AttentionShape
+    device: Device, qkv: DeviceArray, q_norm: DeviceArray, k_norm: DeviceArray, eps: float, shape: Attention
 ) -> None:
     num_tokens, stride = qkv.shape
     num_normed = shape.num_heads + shape.num_kv_heads
     grid = num_tokens, -(-num_normed // WARPS)
-    arguments = [flat(qkv), q_norm, k_norm, stride, shape.num_heads, num_normed, shape.head_dim, shape.rms_norm_eps]
+    arguments = [flat(qkv), q_norm, k_norm, stride, shape.num_heads, num_normed, shape.head_dim, eps]
     device.launch(head_norm_kernel(), grid, arguments)

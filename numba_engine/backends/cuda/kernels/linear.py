@@ -34,7 +34,7 @@ MANY_ROWS = 33
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PackedSegment:
     """Consecutive rows of a weight in one format, packed (``packing.py``)."""
 
     format: StorageFormat
@@ -93,7 +93,7 @@ def linear_kernel(format: StorageFormat, tokens: int) -> Kernel:
     return Kernel(f"linear_{format.label.lower()}_x{tokens}", unroll_into(linear, body), arguments, THREADS, MIN_BLOCKS)
 
 
-def staging_words(segments: Sequence[Segment], num_rows: int, in_features: int) -> int:
+def staging_words(segments: Sequence[PackedSegment], num_rows: int, in_features: int) -> int:
     """uint32 words of scratch that ``linear`` wants, 0 for few rows."""
     if num_rows < MANY_ROWS:
         return 0
@@ -105,7 +105,7 @@ def linear(
     device: Device,
     out: DeviceArray,
     x: DeviceArray,
-    segments: Sequence[Segment],
+    segments: Sequence[PackedSegment],
     bias: DeviceArray | None = None,
     *,
     add: bool = False,

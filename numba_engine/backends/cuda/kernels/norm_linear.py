@@ -15,7 +15,7 @@ from numba.cuda.types import float32, int32, uint32
 
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
-from numba_engine.backends.cuda.kernels.linear import Segment, neighbours, write_outputs
+from numba_engine.backends.cuda.kernels.linear import PackedSegment, neighbours, write_outputs
 from numba_engine.backends.cuda.kernels.packing import num_tiles
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
@@ -50,7 +50,7 @@ def norm_linear(
     device: Device,
     out: DeviceArray,
     x: DeviceArray,
-    segments: list[Segment],
+    segments: list[PackedSegment],
     norm_weight: DeviceArray,
     eps: float,
     *,

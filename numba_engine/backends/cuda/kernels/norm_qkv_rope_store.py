@@ -20,15 +20,15 @@ import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
-from numba_engine.backends.base import AttentionShape
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import float_to_half
-from numba_engine.backends.cuda.kernels.linear import Segment
+from numba_engine.backends.cuda.kernels.linear import PackedSegment
 from numba_engine.backends.cuda.kernels.rope import rotate
 from numba_engine.backends.cuda.kernels.store_kv import head_in_slot
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
+from numba_engine.backends.layers import Attention
 from numba_engine.storage import StorageFormat
 
 
@@ -119,10 +119,11 @@ def norm_qkv_rope_store(
     device: Device,
     to: Destination,
     x: DeviceArray,
-    segments: list[Segment],
+    segments: list[PackedSegment],
     norm_weight: DeviceArray,
+    eps: float,
     bias: DeviceArray | None,
-    shape: AttentionShape,
+    shape: Attention,
     next_weights: DeviceArray | None = None,
 ) -> None:
     """A launch a segment of equal format: each holds whole heads, none is F32."""
@@ -140,5 +141,5 @@ def norm_qkv_rope_store(
         kernel = norm_qkv_rope_store_kernel(segment.format, tokens, is_half)
         grid = stream_grid(device, pairs, num_rows, tokens)
         ahead = ahead_of(next_weights if segment is segments[-1] else None, segment.weights, num_rows)
-        device.launch(kernel, grid, [*arrays, *tables, shape.rms_norm_eps, *sizes, *rest, *ahead])
+        device.launch(kernel, grid, [*arrays, *tables, eps, *sizes, *rest, *ahead])
         first_row += segment.num_rows

@@ -16,10 +16,10 @@ from functools import cache
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
-from numba_engine.backends.base import AttentionShape
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import fma
+from numba_engine.backends.layers import Attention
 
 THREADS = 128
 
@@ -54,7 +54,7 @@ def rope(
     positions: DeviceArray,
     cos: DeviceArray,
     sin: DeviceArray,
-    shape: AttentionShape,
+    shape: Attention,
 ) -> None:
     num_tokens, stride = qkv.shape
     half = shape.head_dim // 2

@@ -16,10 +16,10 @@ import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
-from numba_engine.backends.base import AttentionShape
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import float_to_half
+from numba_engine.backends.layers import Attention
 
 THREADS = 256
 
@@ -61,7 +61,7 @@ def store_kv(
     v_cache: DeviceArray,
     qkv: DeviceArray,
     slot_mapping: DeviceArray,
-    shape: AttentionShape,
+    shape: Attention,
 ) -> None:
     num_tokens, stride = qkv.shape
     is_half = k_cache.dtype == np.float16

@@ -1,4 +1,4 @@
-"""silu_and_mul: out = gate / (1 + exp(-gate)) * up (SwiGLU; Shazeer 2020).
+"""gated_activation: out = gate / (1 + exp(-gate)) * up (SwiGLU; Shazeer 2020).
 
 Arrays (flat): out float32 [num_rows, size]; gate_up float32 [num_rows, 2 size], gate first.
 
@@ -26,8 +26,8 @@ def silu_times(gate, up):  # type: ignore[no-untyped-def]
 
 
 @cache
-def silu_and_mul_kernel() -> Kernel:
-    def silu_and_mul(out, gate_up, size):  # type: ignore[no-untyped-def]
+def gated_activation_kernel() -> Kernel:
+    def gated_activation(out, gate_up, size):  # type: ignore[no-untyped-def]
         i = uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x))
         if i >= size:
             return
@@ -36,9 +36,9 @@ def silu_and_mul_kernel() -> Kernel:
         up = gate_up[uint32(row * size * uint32(2) + size + i)]
         out[uint32(row * size + i)] = silu_times(gate, up)
 
-    return Kernel("silu_and_mul", silu_and_mul, (float32[::1], float32[::1], uint32), THREADS)
+    return Kernel("gated_activation", gated_activation, (float32[::1], float32[::1], uint32), THREADS)
 
 
-def silu_and_mul(device: Device, out: DeviceArray, gate_up: DeviceArray) -> None:
+def gated_activation(device: Device, out: DeviceArray, gate_up: DeviceArray) -> None:
     num_rows, size = out.shape
-    device.launch(silu_and_mul_kernel(), (num_rows, -(-size // THREADS)), [flat(out), flat(gate_up), size])
+    device.launch(gated_activation_kernel(), (num_rows, -(-size // THREADS)), [flat(out), flat(gate_up), size])

@@ -1,4 +1,4 @@
-"""norm_gate_up_silu: out = silu(gate) * up of gate, up = RMSNorm(x) @ weight.T; equal to the three ops, bit by bit.
+"""norm_gate_up_act: out = silu(gate) * up of gate, up = RMSNorm(x) @ weight.T; equal to the three ops, bit by bit.
 
 Arrays (flat): out float32 [num_rows, size]; x float32 [num_rows, in_features]; norm_weight float32 [in_features];
 weights uint32, packed, [2 size, in_features], gate rows first; size a multiple of 16.
@@ -16,9 +16,9 @@ from numba.cuda.types import float32, uint32
 
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
-from numba_engine.backends.cuda.kernels.linear import Segment
+from numba_engine.backends.cuda.kernels.gated_activation import silu_times
+from numba_engine.backends.cuda.kernels.linear import PackedSegment
 from numba_engine.backends.cuda.kernels.packing import TILE_ROWS
-from numba_engine.backends.cuda.kernels.silu_and_mul import silu_times
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.storage import StorageFormat
@@ -36,10 +36,10 @@ def _finish(arguments, pair, row, token, gate, up):  # type: ignore[no-untyped-d
 
 
 @cache
-def norm_gate_up_silu_kernel(format: StorageFormat, tokens: int) -> Kernel:
+def norm_gate_up_act_kernel(format: StorageFormat, tokens: int) -> Kernel:
     body = stream(format, tokens, _gate_and_up, _finish, is_normed=True)
 
-    def norm_gate_up_silu(  # type: ignore[no-untyped-def]
+    def norm_gate_up_act(  # type: ignore[no-untyped-def]
         out, x, norm_weight, weights, eps, num_rows, in_features, num_pairs, size, ahead, num_lines
     ):
         return (
@@ -48,15 +48,15 @@ def norm_gate_up_silu_kernel(format: StorageFormat, tokens: int) -> Kernel:
         )  # fmt: skip
 
     arguments = (float32[::1], float32[::1], float32[::1], uint32[::1], float32, *[uint32] * 4, uint32[::1], uint32)
-    name = f"norm_gate_up_silu_{format.label.lower()}_x{tokens}"
-    return Kernel(name, unroll_into(norm_gate_up_silu, body), arguments, THREADS, MIN_BLOCKS)
+    name = f"norm_gate_up_act_{format.label.lower()}_x{tokens}"
+    return Kernel(name, unroll_into(norm_gate_up_act, body), arguments, THREADS, MIN_BLOCKS)
 
 
-def norm_gate_up_silu(
+def norm_gate_up_act(
     device: Device,
     out: DeviceArray,
     x: DeviceArray,
-    segments: list[Segment],
+    segments: list[PackedSegment],
     norm_weight: DeviceArray,
     eps: float,
     next_weights: DeviceArray | None = None,
@@ -65,5 +65,5 @@ def norm_gate_up_silu(
     tokens, pairs = tokens_for(num_rows), size // TILE_ROWS
     arguments = [flat(out), flat(x), norm_weight, segment.weights, eps, num_rows, x.shape[1], pairs, size]
     ahead = ahead_of(next_weights, segment.weights, num_rows)
-    kernel = norm_gate_up_silu_kernel(segment.format, tokens)
+    kernel = norm_gate_up_act_kernel(segment.format, tokens)
     device.launch(kernel, stream_grid(device, pairs, num_rows, tokens), [*arguments, *ahead])

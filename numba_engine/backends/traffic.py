@@ -1,4 +1,4 @@
-"""Bytes and FLOPs of every op and phase, from shapes and storage formats alone.
+"""Bytes and FLOPs of every op, from shapes and storage formats alone.
 
 One function an op, with the op's own signature (``backends/base.py``): it looks at ``shape``, ``dtype`` and ``nbytes``
 and never at contents, so anything with those three serves as an array. Only attention needs values, the lengths of the
@@ -9,33 +9,24 @@ What is counted is what an ideal kernel moves between memory and itself: each in
 - Weights: the bytes of the stored tensor, once per op however many rows share them. Embedding: the rows looked up.
 - KV: written once per token; read once per KV head and sequence, however many query heads and query tokens share it,
   and only the tokens that some query sees (causal, windowed).
-- Activations: arrays between ops, index arrays and RoPE tables included; not what stays inside a fused phase.
+- Activations: arrays between ops, index arrays and RoPE tables included; not what stays inside a fused op.
 - FLOPs: a multiply and an add are two; exp, division and square root one each. Dequantising is not counted, nor is the
   softmax inside attention (under 2 % of it at head_dim 64).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
-from numba_engine.backends.base import (
-    Array,
-    AttentionShape,
-    Batch,
-    KVCacheLayer,
-    LayerWeights,
-    RopeTable,
-    SamplingBatch,
-    Weight,
-)
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, RopeTable, Weight
+from numba_engine.backends.layers import Activation, Attention, GatedMlp, Layer
+from numba_engine.backends.sampling import SamplingBatch
 
 RMS_NORM_FLOPS_PER_VALUE = 4  # square, accumulate, times 1/rms, times weight
 ROPE_FLOPS_PER_VALUE = 3  # (a cos - b sin, b cos + a sin): six for a pair
-SILU_AND_MUL_FLOPS_PER_VALUE = 5  # negate, exp, add, divide, times up
+GATED_ACTIVATION_FLOPS_PER_VALUE = 5  # negate, exp, add, divide, times up
 SAMPLE_FLOPS_PER_LOGIT = 4  # over temperature, minus maximum, exp, accumulate
 
 
@@ -71,41 +62,36 @@ class Traffic:
         )
 
 
-# ---- phases --------------------------------------------------------------------------------------------------------
+# ---- fused ops -----------------------------------------------------------------------------------------------------
 
 
 def norm_qkv_rope_store(
-    qkv: Array,
-    normed: Array,
-    residual: Array,
-    layer: LayerWeights,
-    cache: KVCacheLayer,
-    batch: Batch,
-    table: RopeTable,
-    shape: AttentionShape,
+    qkv: Array, normed: Array, residual: Array, layer: Layer, cache: KVCacheLayer, batch: Batch
 ) -> Traffic:
     """Fused: the residual comes in, q goes out, k and v go straight to the cache."""
-    parts = rms_norm(normed, residual, layer.input_norm, shape.rms_norm_eps)
+    attention = layer.attention
+    parts = rms_norm(normed, residual, layer.attn_norm)
     parts += linear(qkv, normed, layer.qkv_proj, layer.qkv_bias)
     if layer.q_norm is not None and layer.k_norm is not None:
-        parts += head_norm(qkv, layer.q_norm, layer.k_norm, shape)
-    parts += rope(qkv, batch.positions, table, shape) + store_kv(cache, qkv, batch.slot_mapping, shape)
-    num_tokens = qkv.shape[0]
+        parts += head_norm(qkv, layer.q_norm, layer.k_norm, attention)
+    index_bytes = batch.slot_mapping.nbytes
+    if attention.rope is not None:
+        parts += rope(qkv, batch.positions, attention)
+        index_bytes += _rope_table_bytes(batch.positions, attention.rope)
+    parts += store_kv(cache, qkv, batch.slot_mapping, attention)
     return Traffic(
         weight_bytes=parts.weight_bytes,
         kv_written_bytes=parts.kv_written_bytes,
-        activation_read_bytes=residual.nbytes + _rope_table_bytes(batch.positions, table) + batch.slot_mapping.nbytes,
-        activation_written_bytes=num_tokens * shape.num_heads * shape.head_dim * qkv.dtype.itemsize,
+        activation_read_bytes=residual.nbytes + index_bytes,
+        activation_written_bytes=qkv.shape[0] * attention.num_heads * attention.head_dim * qkv.dtype.itemsize,
         flops=parts.flops,
     )
 
 
-def norm_gate_up_silu(
-    mlp_out: Array, gate_up: Array, normed: Array, residual: Array, layer: LayerWeights, eps: float
-) -> Traffic:
+def norm_gate_up_act(mlp_out: Array, gate_up: Array, normed: Array, residual: Array, mlp: GatedMlp) -> Traffic:
     """Fused: the residual comes in, mlp_out goes out."""
-    parts = rms_norm(normed, residual, layer.post_attention_norm, eps)
-    parts += linear(gate_up, normed, layer.gate_up_proj) + silu_and_mul(mlp_out, gate_up)
+    parts = rms_norm(normed, residual, mlp.norm)
+    parts += linear(gate_up, normed, mlp.gate_up_proj) + gated_activation(mlp_out, gate_up, mlp.activation)
     return Traffic(
         weight_bytes=parts.weight_bytes,
         activation_read_bytes=residual.nbytes,
@@ -114,11 +100,9 @@ def norm_gate_up_silu(
     )
 
 
-def norm_lm_head(
-    logits: Array, last: Array, residual: Array, rows: Array, final_norm: Array, lm_head: Weight, eps: float
-) -> Traffic:
+def norm_lm_head(logits: Array, last: Array, residual: Array, rows: Array, norm: Norm, lm_head: Weight) -> Traffic:
     """Fused: the rows that want logits come in, the logits go out."""
-    parts = rms_norm(last, last, final_norm, eps) + linear(logits, last, lm_head)
+    parts = rms_norm(last, last, norm) + linear(logits, last, lm_head)
     return Traffic(
         weight_bytes=parts.weight_bytes,
         activation_read_bytes=last.nbytes + rows.nbytes,
@@ -127,7 +111,7 @@ def norm_lm_head(
     )
 
 
-# ---- textbook ops --------------------------------------------------------------------------------------------------
+# ---- unfused ops ---------------------------------------------------------------------------------------------------
 
 
 def embedding(out: Array, token_ids: Array, table: Weight) -> Traffic:
@@ -139,9 +123,9 @@ def embedding(out: Array, token_ids: Array, table: Weight) -> Traffic:
     )
 
 
-def rms_norm(out: Array, x: Array, weight: Array, eps: float) -> Traffic:
+def rms_norm(out: Array, x: Array, norm: Norm) -> Traffic:
     return Traffic(
-        weight_bytes=weight.nbytes,
+        weight_bytes=norm.nbytes,
         activation_read_bytes=x.nbytes,
         activation_written_bytes=out.nbytes,
         flops=_size(x) * RMS_NORM_FLOPS_PER_VALUE,
@@ -165,17 +149,18 @@ def linear_add(residual: Array, x: Array, weight: Weight) -> Traffic:
     return product + Traffic(activation_read_bytes=residual.nbytes, flops=_size(residual))
 
 
-def rope(qkv: Array, positions: Array, table: RopeTable, shape: AttentionShape) -> Traffic:
+def rope(qkv: Array, positions: Array, shape: Attention) -> Traffic:
     """The q and k heads, in place, and one row of cos and of sin a token."""
+    assert shape.rope is not None
     num_values = qkv.shape[0] * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     return Traffic(
-        activation_read_bytes=num_values * qkv.dtype.itemsize + _rope_table_bytes(positions, table),
+        activation_read_bytes=num_values * qkv.dtype.itemsize + _rope_table_bytes(positions, shape.rope),
         activation_written_bytes=num_values * qkv.dtype.itemsize,
         flops=num_values * ROPE_FLOPS_PER_VALUE,
     )
 
 
-def head_norm(qkv: Array, q_norm: Array, k_norm: Array, shape: AttentionShape) -> Traffic:
+def head_norm(qkv: Array, q_norm: Norm, k_norm: Norm, shape: Attention) -> Traffic:
     """The q and k heads, in place."""
     num_values = qkv.shape[0] * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     return Traffic(
@@ -186,7 +171,7 @@ def head_norm(qkv: Array, q_norm: Array, k_norm: Array, shape: AttentionShape) -
     )
 
 
-def store_kv(cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: AttentionShape) -> Traffic:
+def store_kv(cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: Attention) -> Traffic:
     """T keys and T values of every KV head, in the cache's element type."""
     num_values = 2 * qkv.shape[0] * shape.num_kv_heads * shape.head_dim
     return Traffic(
@@ -195,7 +180,7 @@ def store_kv(cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: Attent
     )
 
 
-def attention(out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: AttentionShape) -> Traffic:
+def attention(out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: Attention) -> Traffic:
     """4 · H · D FLOPs for every (query token, visible token); K and V of every visible token once per KV head.
 
     A query token at position p sees min(p + 1, window) tokens; the last q tokens of a context of c together see
@@ -203,7 +188,7 @@ def attention(out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: 
     """
     context_lens = np.asarray(batch.context_lens, dtype=np.int64)
     query_lens = np.diff(np.asarray(batch.cu_seqlens_q, dtype=np.int64))
-    num_pairs, num_visible = visible_tokens(query_lens, context_lens, shape.sliding_window)
+    num_pairs, num_visible = visible_tokens(query_lens, context_lens, shape.window)
     block_size = cache.k.shape[2]
     indices = int((-(-context_lens // block_size)).sum()) * 4 + batch.context_lens.nbytes + batch.cu_seqlens_q.nbytes
     return Traffic(
@@ -229,11 +214,11 @@ def visible_tokens(query_lens: np.ndarray, context_lens: np.ndarray, window: int
     return int(pairs.sum()), int(distinct.sum())
 
 
-def silu_and_mul(out: Array, gate_up: Array) -> Traffic:
+def gated_activation(out: Array, gate_up: Array, activation: Activation) -> Traffic:
     return Traffic(
         activation_read_bytes=gate_up.nbytes,
         activation_written_bytes=out.nbytes,
-        flops=_size(out) * SILU_AND_MUL_FLOPS_PER_VALUE,
+        flops=_size(out) * GATED_ACTIVATION_FLOPS_PER_VALUE,
     )
 
 
@@ -244,30 +229,6 @@ def gather_rows(out: Array, x: Array, rows: Array) -> Traffic:
 def sample(logits: Array, sampling: SamplingBatch) -> Traffic:
     """The logits once. Rows that filter or want log-probabilities pass over them more often, mostly from cache."""
     return Traffic(activation_read_bytes=logits.nbytes, flops=_size(logits) * SAMPLE_FLOPS_PER_LOGIT)
-
-
-FORMULAS: MappingProxyType[str, Callable[..., Traffic]] = MappingProxyType(
-    {
-        formula.__name__: formula
-        for formula in (
-            embedding,
-            rms_norm,
-            linear,
-            linear_add,
-            rope,
-            head_norm,
-            store_kv,
-            attention,
-            silu_and_mul,
-            gather_rows,
-            sample,
-            norm_qkv_rope_store,
-            norm_gate_up_silu,
-            norm_lm_head,
-        )
-    }
-)
-"""The formula of every op and phase of ``Backend``, by its name."""
 
 
 def _size(array: Array) -> int:

@@ -1,0 +1,117 @@
+"""Op: one entry of the registry of ops. The methods of ``Backend`` that ``@op`` marks are the registry.
+
+Whatever must know of every op derives from here: how recorders and test fakes delegate, what each op moves, how a trace
+and an explanation name it, which arrays are weights, and where a backend finds its kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, TypeVar
+
+from numba_engine.backends.arrays import Array, Weight
+from numba_engine.backends.instruments import TrafficKind
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """What is known of an op besides how it is computed."""
+
+    name: str
+    """Of the method, of its kernel files, of its reference function, its tests and its line in a profile."""
+    summary: str
+    """What it computes, in the field's words."""
+    parameters: tuple[str, ...]
+    source: str
+    """The parameter that it makes its results of, for those who show what goes in and what comes out."""
+    outputs: tuple[str, ...]
+    """Parameters that it writes."""
+    updates: tuple[str, ...]
+    """Parameters that it reads and writes."""
+    scratch: tuple[str, ...]
+    """Parameters that hold nothing before it, and nothing that is read after it."""
+    fuses: tuple[str, ...]
+    """The unfused ops that it stands for; none for an unfused op."""
+    traffic: Callable[..., Any] = field(repr=False)
+    """Bytes and FLOPs of a call, from the op's own arguments (``backends/traffic.py``)."""
+    compose: Callable[..., Any] = field(repr=False)
+    """compose(backend, *args): a fused op as calls of the ops it fuses."""
+    kinds: tuple[TrafficKind, ...] = field(repr=False)
+    """Of the arrays in each parameter."""
+
+    @property
+    def is_fused(self) -> bool:
+        return bool(self.fuses)
+
+    @cached_property
+    def written(self) -> tuple[str, ...]:
+        """Parameters that hold what it computed, the outputs first."""
+        return self.outputs + self.updates
+
+    def argument(self, name: str, args: tuple[Any, ...]) -> Any:
+        """The argument of a call that stands for a parameter."""
+        return args[self.parameters.index(name)]
+
+    def arrays_by_kind(self, args: tuple[Any, ...]) -> dict[TrafficKind, list[Array]]:
+        """All arrays among the arguments of a call, those in weights, layers and batches too."""
+        found: dict[TrafficKind, list[Array]] = {kind: [] for kind in TrafficKind}
+        for kind, arg in zip(self.kinds, args, strict=False):
+            found[kind] += _arrays_in(arg)
+        return found
+
+
+def op(
+    summary: str,
+    *,
+    source: str,
+    traffic: Callable[..., Any],
+    outputs: tuple[str, ...] = (),
+    updates: tuple[str, ...] = (),
+    scratch: tuple[str, ...] = (),
+    weights: tuple[str, ...] = (),
+    fuses: tuple[str, ...] = (),
+) -> Callable[[_Method], _Method]:
+    """Register a method of ``Backend``: calling it is ``self.run(op, args)``.
+
+    The body of a fused op composes it of the ops that it fuses. ``weights`` are parameters that hold weights though
+    they are plain arrays.
+    """
+
+    def register(method: _Method) -> _Method:
+        parameters = tuple(inspect.signature(method).parameters)[1:]
+        assert {source, *outputs, *updates, *scratch, *weights} <= set(parameters), method.__name__
+        kinds = tuple(_kind(method.__annotations__[name], name in weights) for name in parameters)
+        registered = Op(
+            method.__name__, summary, parameters, source, outputs, updates, scratch, fuses, traffic, method, kinds
+        )
+
+        @functools.wraps(method)
+        def call(self: Any, *args: Any) -> Any:
+            return self.run(registered, args)
+
+        call.op = registered  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return register
+
+
+def _kind(annotation: str, is_weight: bool) -> TrafficKind:
+    """Of a parameter, by the value that it takes (annotations are strings here)."""
+    types = {part.strip() for part in annotation.split("|")}
+    if is_weight or types & {"Weight", "Norm", "Layer", "GatedMlp"}:
+        return TrafficKind.WEIGHTS
+    return TrafficKind.KV if "KVCacheLayer" in types else TrafficKind.ACTIVATIONS
+
+
+def _arrays_in(value: Any) -> list[Array]:
+    if isinstance(value, Weight):
+        return [segment.data for segment in value.segments]
+    if hasattr(value, "__dataclass_fields__"):
+        return [array for part in fields(value) for array in _arrays_in(getattr(value, part.name))]
+    return [value] if hasattr(value, "nbytes") else []
