@@ -26,7 +26,7 @@ from numba_engine.config import EngineConfig
 from numba_engine.execution.kv_cache import allocate_kv_cache
 from numba_engine.execution.model_runner import ModelRunner
 from numba_engine.model.config import ModelConfig
-from numba_engine.model.decoder import Decoder, attention_shape
+from numba_engine.model.decoder import Decoder
 from numba_engine.model.rope import build_rope_table
 from numba_engine.model.weights import ModelWeights
 from numba_engine.sampling_params import SamplingParams
@@ -138,7 +138,7 @@ def step_seconds(
         clear(backend, layer.k)
         clear(backend, layer.v)
     max_len = blocks * BLOCK_SIZE
-    decoder = Decoder(weights, build_rope_table(config, max_len, backend), attention_shape(config))
+    decoder = Decoder(weights.with_rope(build_rope_table(config, max_len, backend)))
     runner = ModelRunner(config, decoder, kv_cache, engine, backend, max_len)
     step = decode_step(workload)
     return _replayed(runner, backend, step, workload) if graph else _launched(runner, backend, step, workload)

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, RopeTable, Weight
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, RopeTable, Weight
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.backends.layers import Layer
+from numba_engine.backends.layers import GatedMlp, Layer
 from numba_engine.backends.sampling import SamplingBatch
 from numba_engine.model.config import ModelConfig
-from numba_engine.model.decoder import attention_shape
+from numba_engine.model.weights import attention_of
 from numba_engine.storage import StorageFormat
 from perf.gpu_time import Deadline, Report, plain_read_gbps, seconds_of
 from perf.random_model import CONFIGS, clear, copied_weight, make_backend, random_weight
@@ -155,7 +155,7 @@ def _copies(backend: CudaBackend, weight: Weight, total_bytes: int) -> list[Weig
 
 
 def _attention_cases(backend: CudaBackend, config: ModelConfig, sizes: Sizes) -> Iterator[Case]:
-    shape = attention_shape(config)
+    shape = attention_of(config)
     width, kv_width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, shape.num_kv_heads * shape.head_dim
     decodes = [(num_seqs, 1, context) for context in sizes.contexts for num_seqs in sizes.batches]
     for num_seqs, query_len, context in (*decodes, *((1, length, length) for length in sizes.prompts)):
@@ -172,16 +172,16 @@ def _attention_cases(backend: CudaBackend, config: ModelConfig, sizes: Sizes) ->
 
 def _phase_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, sizes: Sizes) -> Iterator[Case]:
     """As the decoder calls them, one token."""
-    shape, context = attention_shape(config), sizes.contexts[0]
+    context = sizes.contexts[0]
+    shape = replace(attention_of(config), rope=_rope_table(backend, config, context))
     for format in (StorageFormat.BF16, StorageFormat.Q8_0, StorageFormat.Q4_0):
-        layer = _layer(backend, rng, config, format)
+        layer = replace(_layer(backend, rng, config, format), attention=shape)
         qkv_weights = _copies(backend, layer.qkv_proj, sizes.rotating_bytes)
-        gate_up_weights = _copies(backend, layer.gate_up_proj, sizes.rotating_bytes)
+        gate_up_weights = _copies(backend, layer.mlp.gate_up_proj, sizes.rotating_bytes)
         qkv = _floats(backend, 1, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
         residual, normed = _floats(backend, 1, config.hidden_size), _floats(backend, 1, config.hidden_size)
         gate_up, mlp = _floats(backend, 1, 2 * config.intermediate_size), _floats(backend, 1, config.intermediate_size)
         batch, cache = _batch(backend, 1, 1, context), _cache(backend, config, -(-context // BLOCK_SIZE))
-        table = _rope_table(backend, config, context)
         calls = [
             partial(
                 backend.norm_qkv_rope_store,
@@ -191,43 +191,42 @@ def _phase_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelCo
                 replace(layer, qkv_proj=w),
                 cache,
                 batch,
-                table,
-                shape,
             )
             for w in qkv_weights
         ]
         yield Case("norm_qkv_rope_store", f"{format.label} 1 row", calls, layer.qkv_proj.nbytes)
         calls = [
-            partial(backend.norm_gate_up_act, mlp, gate_up, normed, residual, replace(layer, gate_up_proj=w), 1e-5)
+            partial(backend.norm_gate_up_act, mlp, gate_up, normed, residual, replace(layer.mlp, gate_up_proj=w))
             for w in gate_up_weights
         ]
-        yield Case("norm_gate_up_act", f"{format.label} 1 row", calls, layer.gate_up_proj.nbytes)
+        yield Case("norm_gate_up_act", f"{format.label} 1 row", calls, layer.mlp.gate_up_proj.nbytes)
         head = random_weight(backend, rng, format, config.vocab_size, config.hidden_size)
         last, logits, rows = _floats(backend, 1, config.hidden_size), _floats(backend, 1, config.vocab_size), batch
-        call = partial(backend.norm_lm_head, logits, last, residual, rows.logit_rows, layer.attn_norm, head, 1e-5)
+        call = partial(backend.norm_lm_head, logits, last, residual, rows.logit_rows, layer.attn_norm, head)
         yield Case("norm_lm_head", f"{format.label} 1 row", [call], head.nbytes)
 
 
 def _layer(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, format: StorageFormat) -> Layer:
     weights = {name: random_weight(backend, rng, format, *size) for name, size in _matrices(config).items()}
-    norm = backend.upload(np.ones(config.hidden_size, np.float32))
-    return Layer(norm, weights["qkv"], None, None, None, weights["o"], norm, weights["gate_up"], weights["down"])
+    norm = Norm(backend.upload(np.ones(config.hidden_size, np.float32)), config.rms_norm_eps)
+    mlp = GatedMlp(norm, weights["gate_up"], "silu", weights["down"])
+    return Layer(attention_of(config), norm, weights["qkv"], None, None, None, weights["o"], mlp)
 
 
 def _small_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, sizes: Sizes) -> Iterator[Case]:
     """Too small for bandwidth: what counts is the time."""
-    shape = attention_shape(config)
-    x, norm = _floats(backend, 1, config.hidden_size), _floats(backend, config.hidden_size)
+    shape = replace(attention_of(config), rope=_rope_table(backend, config, 64))
+    x, norm = _floats(backend, 1, config.hidden_size), Norm(_floats(backend, config.hidden_size), 1e-5)
     gate_up, mlp = _floats(backend, 1, 2 * config.intermediate_size), _floats(backend, 1, config.intermediate_size)
     qkv = _floats(backend, 1, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
-    head_norm = _floats(backend, shape.head_dim)
+    head_norm = Norm(_floats(backend, shape.head_dim), 1e-5)
     position, row = backend.upload(np.array([3], np.int32)), backend.upload(np.zeros(1, np.int32))
-    cache, table = _cache(backend, config, 4), _rope_table(backend, config, 64)
+    cache = _cache(backend, config, 4)
     embeddings = random_weight(backend, rng, StorageFormat.BF16, 1024, config.hidden_size)
     ops = {
-        "rms_norm": (partial(backend.rms_norm, x, x, norm, 1e-5), 3 * x.nbytes),
-        "gated_activation": (partial(backend.gated_activation, mlp, gate_up), 3 * mlp.nbytes),
-        "rope": (partial(backend.rope, qkv, position, table, shape), 2 * qkv.nbytes),
+        "rms_norm": (partial(backend.rms_norm, x, x, norm), 3 * x.nbytes),
+        "gated_activation": (partial(backend.gated_activation, mlp, gate_up, "silu"), 3 * mlp.nbytes),
+        "rope": (partial(backend.rope, qkv, position, shape), 2 * qkv.nbytes),
         "head_norm": (partial(backend.head_norm, qkv, head_norm, head_norm, shape), 2 * qkv.nbytes),
         "store_kv": (partial(backend.store_kv, cache, qkv, position, shape), qkv.nbytes),
         "gather_rows": (partial(backend.gather_rows, x, x, row), 2 * x.nbytes),

@@ -12,12 +12,13 @@ import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from numba_engine.backends.arrays import Batch, KVCacheLayer, RopeTable, Weight
+from numba_engine.backends.arrays import Batch, KVCacheLayer, Norm, RopeTable, Weight
 from numba_engine.backends.cpu.backend import CpuBackend
-from numba_engine.backends.layers import Attention, Layer
+from numba_engine.backends.layers import Attention, GatedMlp, Layer
 from numba_engine.config import EngineConfig
 from numba_engine.storage import StorageFormat, StoredTensor
 
@@ -62,8 +63,8 @@ def main() -> None:
         "norm_qkv_rope_store": layers[0].qkv_proj.nbytes,
         "attention": kv_bytes,
         "o_proj": layers[0].o_proj.nbytes,
-        "norm_gate_up_act": layers[0].gate_up_proj.nbytes,
-        "down_proj": layers[0].down_proj.nbytes,
+        "norm_gate_up_act": layers[0].mlp.gate_up_proj.nbytes,
+        "down_proj": layers[0].mlp.down_proj.nbytes,
         "norm_lm_head": head.nbytes,
     }
     print(f"{backend.device_name}; {options.format}; read bandwidth {bandwidth:.1f} GB/s")
@@ -93,7 +94,7 @@ class Step:
 
     def __init__(self, backend: CpuBackend, rng: np.random.Generator, queries: list[int], context: int) -> None:
         self.backend = backend
-        self.shape = Attention(HEADS, KV_HEADS, HEAD_DIM, 1e-5, None)
+        self.shape = Attention(HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM**-0.5)
         rows, seqs = sum(queries), len(queries)
         blocks = -(-context // BLOCK_SIZE)
         size = (seqs * blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
@@ -120,7 +121,7 @@ class Step:
             max_context_len=context,
         )
         angles = rng.uniform(0, 6, (context, HEAD_DIM // 2)).astype(np.float32)
-        self.rope = RopeTable(np.cos(angles), np.sin(angles))
+        self.shape = replace(self.shape, rope=RopeTable(np.cos(angles), np.sin(angles)))
         self.residual = rng.standard_normal((rows, HIDDEN), dtype=np.float32)
         self.normed = np.empty_like(self.residual)
         self.attn_out = np.empty_like(self.residual)
@@ -135,21 +136,19 @@ class Step:
         timed(
             "norm_qkv_rope_store",
             lambda: ops.norm_qkv_rope_store(
-                self.qkv, self.normed, self.residual, layer, cache, batch, self.rope, shape
+                self.qkv, self.normed, self.residual, replace(layer, attention=shape), cache, batch
             ),
         )
         timed("attention", lambda: ops.attention(self.attn_out, self.qkv, cache, batch, shape))
         timed("o_proj", lambda: ops.linear_add(self.residual, self.attn_out, layer.o_proj))
         timed(
             "norm_gate_up_act",
-            lambda: ops.norm_gate_up_act(self.mlp_out, self.gate_up, self.normed, self.residual, layer, 1e-5),
+            lambda: ops.norm_gate_up_act(self.mlp_out, self.gate_up, self.normed, self.residual, layer.mlp),
         )
-        timed("down_proj", lambda: ops.linear_add(self.residual, self.mlp_out, layer.down_proj))
+        timed("down_proj", lambda: ops.linear_add(self.residual, self.mlp_out, layer.mlp.down_proj))
 
     def head(self, layer: Layer, head: Weight) -> None:
-        self.backend.norm_lm_head(
-            self.logits, self.last, self.residual, self.batch.logit_rows, layer.attn_norm, head, 1e-5
-        )
+        self.backend.norm_lm_head(self.logits, self.last, self.residual, self.batch.logit_rows, layer.attn_norm, head)
 
 
 def macs(phase: str, rows: int) -> float:
@@ -166,17 +165,16 @@ def random_layer(backend: CpuBackend, rng: np.random.Generator, format: StorageF
     def weight(rows: int, columns: int) -> Weight:
         return random_weight(backend, rng, format, rows, columns)
 
-    ones = np.ones(HIDDEN, dtype=np.float32)
+    ones = Norm(np.ones(HIDDEN, dtype=np.float32), 1e-5)
     return Layer(
+        attention=Attention(HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM**-0.5),
         attn_norm=ones,
         qkv_proj=weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
         qkv_bias=None,
         q_norm=None,
         k_norm=None,
         o_proj=weight(HIDDEN, HIDDEN),
-        mlp_norm=ones,
-        gate_up_proj=weight(2 * INTERMEDIATE, HIDDEN),
-        down_proj=weight(HIDDEN, INTERMEDIATE),
+        mlp=GatedMlp(ones, weight(2 * INTERMEDIATE, HIDDEN), "silu", weight(HIDDEN, INTERMEDIATE)),
     )
 
 

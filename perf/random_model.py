@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.arrays import Segment, Weight
+from numba_engine.backends.arrays import Norm, Segment, Weight
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.backends.layers import Layer
+from numba_engine.backends.layers import GatedMlp, Layer
 from numba_engine.config import EngineConfig
 from numba_engine.model.config import ModelConfig
-from numba_engine.model.weights import ModelWeights
+from numba_engine.model.weights import ModelWeights, attention_of
 from numba_engine.profiling.observed_model import MODELS
 from numba_engine.storage import StorageFormat, StoredTensor
 
@@ -57,21 +57,25 @@ def random_model(backend: CudaBackend, config: ModelConfig, format: StorageForma
     """All matrices in one format; the embedding is the head, whether tied or not: a step reads one row of it."""
     rng = np.random.default_rng(0)
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    norm = backend.upload(np.ones(config.hidden_size, np.float32))
+    norm = Norm(backend.upload(np.ones(config.hidden_size, np.float32)), config.rms_norm_eps)
 
     def matrix(rows: int, columns: int) -> Weight:
         return random_weight(backend, rng, format, rows, columns)
 
     first = Layer(
+        attention=attention_of(config),
         attn_norm=norm,
         qkv_proj=matrix(q_size + 2 * kv_size, config.hidden_size),
         qkv_bias=None,
         q_norm=None,
         k_norm=None,
         o_proj=matrix(config.hidden_size, q_size),
-        mlp_norm=norm,
-        gate_up_proj=matrix(2 * config.intermediate_size, config.hidden_size),
-        down_proj=matrix(config.hidden_size, config.intermediate_size),
+        mlp=GatedMlp(
+            norm=norm,
+            gate_up_proj=matrix(2 * config.intermediate_size, config.hidden_size),
+            activation="silu",
+            down_proj=matrix(config.hidden_size, config.intermediate_size),
+        ),
     )
     layers = (first, *(_copied_layer(backend, first) for _ in range(config.num_layers - 1)))
     head = matrix(config.vocab_size, config.hidden_size)
@@ -104,8 +108,9 @@ def random_rows(rng: np.random.Generator, format: StorageFormat, rows: int, colu
 
 
 def _copied_layer(backend: CudaBackend, layer: Layer) -> Layer:
-    names = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-    return replace(layer, **{name: copied_weight(backend, getattr(layer, name)) for name in names})
+    copies = {name: copied_weight(backend, weight) for name, weight in layer.matrices.items()}
+    mlp = replace(layer.mlp, gate_up_proj=copies.pop("gate_up_proj"), down_proj=copies.pop("down_proj"))
+    return replace(layer, mlp=mlp, **copies)
 
 
 def copied_weight(backend: CudaBackend, weight: Weight) -> Weight:
@@ -142,5 +147,5 @@ def clear(backend: CudaBackend, array: Any) -> None:
 
 def streamed_bytes(weights: ModelWeights) -> int:
     """Of the matrices that every step reads."""
-    matrices = [(layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj) for layer in weights.layers]
-    return weights.lm_head.nbytes + sum(matrix.nbytes for layer in matrices for matrix in layer)
+    matrices = (matrix for layer in weights.layers for matrix in layer.matrices.values())
+    return weights.lm_head.nbytes + sum(matrix.nbytes for matrix in matrices)

@@ -196,7 +196,7 @@ class Backend(ABC):
 
     @op(
         "RMSNorm, then one dot product for each token of the vocabulary",
-        source="residual",
+        source="last",
         outputs=("logits",),
         scratch=("last",),
         fuses=("gather_rows", "rms_norm", "linear"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, TypeVar
 
-from numba_engine.backends.arrays import Array, Weight
+from numba_engine.backends.arrays import Array, RopeTable, Weight
 from numba_engine.backends.instruments import TrafficKind
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -62,7 +62,7 @@ class Op:
         """All arrays among the arguments of a call, those in weights, layers and batches too."""
         found: dict[TrafficKind, list[Array]] = {kind: [] for kind in TrafficKind}
         for kind, arg in zip(self.kinds, args, strict=False):
-            found[kind] += _arrays_in(arg)
+            _collect(arg, kind, found)
         return found
 
 
@@ -109,9 +109,14 @@ def _kind(annotation: str, is_weight: bool) -> TrafficKind:
     return TrafficKind.KV if "KVCacheLayer" in types else TrafficKind.ACTIVATIONS
 
 
-def _arrays_in(value: Any) -> list[Array]:
+def _collect(value: Any, kind: TrafficKind, found: dict[TrafficKind, list[Array]]) -> None:
+    """Add the arrays of a value; all are of one kind but for the tables of a layer's rotation."""
     if isinstance(value, Weight):
-        return [segment.data for segment in value.segments]
-    if hasattr(value, "__dataclass_fields__"):
-        return [array for part in fields(value) for array in _arrays_in(getattr(value, part.name))]
-    return [value] if hasattr(value, "nbytes") else []
+        found[kind] += [segment.data for segment in value.segments]
+    elif hasattr(value, "__dataclass_fields__"):
+        for part in fields(value):
+            _collect(
+                getattr(value, part.name), TrafficKind.ACTIVATIONS if isinstance(value, RopeTable) else kind, found
+            )
+    elif hasattr(value, "nbytes"):
+        found[kind].append(value)

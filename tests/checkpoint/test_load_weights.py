@@ -55,7 +55,7 @@ def assert_holds(weights: ModelWeights, model: TinyModel, tensors: Mapping[str, 
         return np.concatenate([tensors[name] for name in names])
 
     assert np.array_equal(values(weights.embed_tokens), tensors["model.embed_tokens.weight"])
-    assert np.array_equal(weights.final_norm, tensors["model.norm.weight"])
+    assert np.array_equal(weights.final_norm.weight, tensors["model.norm.weight"])
     if model.tie_word_embeddings:
         assert weights.lm_head is weights.embed_tokens
     else:
@@ -71,17 +71,17 @@ def assert_holds(weights: ModelWeights, model: TinyModel, tensors: Mapping[str, 
         assert np.array_equal(values(layer.qkv_proj), stacked(*(name + "weight" for name in qkv)))
         assert np.array_equal(values(layer.o_proj), tensors[attn + "o_proj.weight"])
         gate_up = stacked(mlp + "gate_proj.weight", mlp + "up_proj.weight")
-        assert np.array_equal(values(layer.gate_up_proj), gate_up)
-        assert np.array_equal(values(layer.down_proj), tensors[mlp + "down_proj.weight"])
-        assert np.array_equal(layer.attn_norm, tensors[f"model.layers.{i}.input_layernorm.weight"])
-        assert np.array_equal(layer.mlp_norm, tensors[f"model.layers.{i}.post_attention_layernorm.weight"])
+        assert np.array_equal(values(layer.mlp.gate_up_proj), gate_up)
+        assert np.array_equal(values(layer.mlp.down_proj), tensors[mlp + "down_proj.weight"])
+        assert np.array_equal(layer.attn_norm.weight, tensors[f"model.layers.{i}.input_layernorm.weight"])
+        assert np.array_equal(layer.mlp.norm.weight, tensors[f"model.layers.{i}.post_attention_layernorm.weight"])
         if model.has_qkv_bias:
             assert np.array_equal(layer.qkv_bias, stacked(*(name + "bias" for name in qkv)))
         else:
             assert layer.qkv_bias is None
         if model.has_qk_norm:
-            assert np.array_equal(layer.q_norm, tensors[attn + "q_norm.weight"])
-            assert np.array_equal(layer.k_norm, tensors[attn + "k_norm.weight"])
+            assert np.array_equal(layer.q_norm.weight, tensors[attn + "q_norm.weight"])
+            assert np.array_equal(layer.k_norm.weight, tensors[attn + "k_norm.weight"])
         else:
             assert layer.q_norm is None
             assert layer.k_norm is None
@@ -104,8 +104,8 @@ def test_hugging_face_weights(tmp_path: Path, model: TinyModel, format: StorageF
     rounded = {name: dequantize(quantize(name, value, format)) for name, value in tiny_tensors(model).items()}
     weights = load(tmp_path)
     assert_holds(weights, model, rounded)
-    assert weights.layers[0].attn_norm.dtype == np.float32
-    assert weights.layers[-1].down_proj.segments[0].format is format
+    assert weights.layers[0].attn_norm.weight.dtype == np.float32
+    assert weights.layers[-1].mlp.down_proj.segments[0].format is format
 
 
 @pytest.mark.parametrize("format", list(StorageFormat), ids=lambda format: format.label)
@@ -115,7 +115,7 @@ def test_gguf_weights(tmp_path: Path, model: TinyModel, format: StorageFormat) -
     rounded = {name: dequantize(store(name, value, format)) for name, value in tiny_tensors(model).items()}
     weights = load(path)
     assert_holds(weights, model, rounded)
-    assert weights.layers[0].gate_up_proj.segments[0].format is format
+    assert weights.layers[0].mlp.gate_up_proj.segments[0].format is format
 
 
 def test_parts_of_a_stack_keep_their_own_formats(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_parts_of_a_stack_keep_their_own_formats(tmp_path: Path) -> None:
     stack = weights.layers[1].qkv_proj
     assert [s.format for s in stack.segments] == [StorageFormat.Q4_0, StorageFormat.Q4_0, StorageFormat.Q8_0]
     assert [s.num_rows for s in stack.segments] == [64, 32, 32]
-    assert [s.format for s in weights.layers[1].gate_up_proj.segments] == [StorageFormat.Q4_0, StorageFormat.F16]
+    assert [s.format for s in weights.layers[1].mlp.gate_up_proj.segments] == [StorageFormat.Q4_0, StorageFormat.F16]
 
 
 def test_biases_of_a_gguf_llama_are_in_its_row_order_too(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, partialmethod
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -18,17 +18,18 @@ import numpy as np
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Weight
 from numba_engine.backends.cpu.backend import CpuBackend
 from numba_engine.backends.layers import Attention
+from numba_engine.backends.ops import Op
 from numba_engine.backends.replay import DecodeSampling, Drawn, ReplayBackend
 from numba_engine.backends.sampling import Sampled, SamplingBatch
 from numba_engine.config import EngineConfig
 from numba_engine.storage import StoredTensor
 
-Op = Callable[[], None]
+Command = Callable[[], None]
 
 
 class DeferredRecording:
-    def __init__(self, queue: list[Op]) -> None:
-        self.ops: list[Op] = []
+    def __init__(self, queue: list[Command]) -> None:
+        self.ops: list[Command] = []
         self._queue = queue
 
     @property
@@ -71,12 +72,12 @@ class DeferredBackend(ReplayBackend):
         self.quantized_matmul_dtype = inner.quantized_matmul_dtype
         self.log: list[str] = []
         self.num_recordings = 0
-        self._queue: list[Op] = []
+        self._queue: list[Command] = []
         self._recording: DeferredRecording | None = None
 
     # ---- the queue -------------------------------------------------------------------------------------------------
 
-    def enqueue(self, op: Op) -> None:
+    def enqueue(self, op: Command) -> None:
         (self._queue if self._recording is None else self._recording.ops).append(op)
 
     def run_next(self) -> None:
@@ -135,17 +136,10 @@ class DeferredBackend(ReplayBackend):
 
     # ---- ops -------------------------------------------------------------------------------------------------------
 
-    def _defer(self, name: str, *args: Any) -> None:
-        self.enqueue(lambda: getattr(self.inner, name)(*args))
-
-    embedding = partialmethod(_defer, "embedding")
-    rms_norm = partialmethod(_defer, "rms_norm")
-    linear = partialmethod(_defer, "linear")
-    linear_add = partialmethod(_defer, "linear_add")
-    rope = partialmethod(_defer, "rope")
-    head_norm = partialmethod(_defer, "head_norm")
-    gated_activation = partialmethod(_defer, "gated_activation")
-    gather_rows = partialmethod(_defer, "gather_rows")
+    def run(self, op: Op, args: tuple[Any, ...]) -> Any:
+        if op.is_fused:
+            return op.compose(self, *args)
+        return self.enqueue(lambda: getattr(self.inner, op.name)(*args))
 
     def store_kv(self, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: Attention) -> None:
         def op() -> None:

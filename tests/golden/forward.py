@@ -14,7 +14,7 @@ from numba_engine.config import EngineConfig
 from numba_engine.execution.kv_cache import allocate_kv_cache
 from numba_engine.model.activations import Activations
 from numba_engine.model.config import ModelConfig
-from numba_engine.model.decoder import Decoder, attention_shape
+from numba_engine.model.decoder import Decoder
 from numba_engine.model.rope import build_rope_table
 from numba_engine.model.weights import load_weights
 
@@ -29,7 +29,7 @@ class Forward:
             self.model_config = ModelConfig.from_checkpoint(checkpoint)
             weights = load_weights(checkpoint, self.model_config, self.backend)
         rope_table = build_rope_table(self.model_config, max_tokens, self.backend)
-        self.decoder = Decoder(weights, rope_table, attention_shape(self.model_config))
+        self.decoder = Decoder(weights.with_rope(rope_table))
         self.num_blocks = -(-max_tokens // config.block_size)
         self.kv_cache = allocate_kv_cache(self.model_config, config, self.num_blocks, self.backend)
 

@@ -87,7 +87,7 @@ class Case:
 
 
 def shape_of(heads: int, kv_heads: int, head_dim: int, window: int | None = None) -> Attention:
-    return Attention(heads, kv_heads, head_dim, 1e-5, window)
+    return Attention(heads, kv_heads, head_dim, head_dim**-0.5, window)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from numba_engine.backends.arrays import Norm
 from numba_engine.backends.cpu.backend import CpuBackend
 from numba_engine.backends.layers import Attention
 from tests.reference import ops as reference
@@ -14,5 +15,5 @@ def test_equals_the_reference(backend: CpuBackend, rng: np.random.Generator, hea
     for num_tokens in (1, 7, 33):
         qkv = rng.standard_normal((num_tokens, 10 * head_dim), dtype=np.float32)
         expected = reference.head_norm(qkv, q_norm, k_norm, 6, 2, 1e-6)
-        backend.head_norm(qkv, q_norm, k_norm, Attention(6, 2, head_dim, 1e-6, None))
+        backend.head_norm(qkv, Norm(q_norm, 1e-6), Norm(k_norm, 1e-6), Attention(6, 2, head_dim, head_dim**-0.5))
         np.testing.assert_allclose(qkv, expected, rtol=1e-6, atol=1e-7)

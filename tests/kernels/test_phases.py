@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from numba_engine.backends.arrays import Norm
 from numba_engine.backends.base import Backend
 from numba_engine.backends.cpu.backend import CpuBackend
-from numba_engine.backends.layers import Layer
+from numba_engine.backends.layers import GatedMlp
 from numba_engine.storage import StorageFormat, StoredTensor, quantize
 from tests.kernels.conftest import MakeBackend
 
@@ -17,24 +18,14 @@ HIDDEN = 2048  # long enough for blocks of x to be cut unlike in unlike formats
 EPS = 1e-5
 
 
-def layer_of(backend: CpuBackend, rng: np.random.Generator, intermediate: int, *formats: StorageFormat) -> Layer:
+def mlp_of(backend: CpuBackend, rng: np.random.Generator, intermediate: int, *formats: StorageFormat) -> GatedMlp:
     def matrix(rows: int, format: StorageFormat) -> StoredTensor:
         return quantize("w", rng.standard_normal((rows, HIDDEN), dtype=np.float32), format)
 
     norm = rng.standard_normal(HIDDEN).astype(np.float32)
     gate_up = backend.load_weight("gate_up", [matrix(intermediate, format) for format in formats])
     other = backend.load_weight("other", [matrix(16, formats[0])])
-    return Layer(
-        attn_norm=norm,
-        qkv_proj=other,
-        qkv_bias=None,
-        q_norm=None,
-        k_norm=None,
-        o_proj=other,
-        mlp_norm=norm,
-        gate_up_proj=gate_up,
-        down_proj=other,
-    )
+    return GatedMlp(Norm(norm, EPS), gate_up, "silu", other)
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 67, 300])
@@ -54,13 +45,13 @@ def test_gate_up(
     formats: tuple[StorageFormat, StorageFormat],
 ) -> None:
     backend = make_backend(num_threads=3)
-    layer = layer_of(backend, rng, intermediate, *formats)
+    mlp = mlp_of(backend, rng, intermediate, *formats)
     residual = rng.standard_normal((rows, HIDDEN), dtype=np.float32)
 
     def run(phase: Callable[..., None]) -> np.ndarray:
         out = np.full((rows, intermediate), np.nan, dtype=np.float32)
         gate_up = np.full((rows, 2 * intermediate), np.nan, dtype=np.float32)
-        phase(backend, out, gate_up, np.empty_like(residual), residual, layer, EPS)
+        phase(backend, out, gate_up, np.empty_like(residual), residual, mlp)
         return out
 
     assert np.array_equal(run(CpuBackend.norm_gate_up_act), run(Backend.norm_gate_up_act))
@@ -77,7 +68,7 @@ def test_lm_head(backend: CpuBackend, rng: np.random.Generator, rows: int) -> No
     def run(phase: Callable[..., None]) -> np.ndarray:
         logits = np.full((rows, 1000), np.nan, dtype=np.float32)
         last = np.empty((rows, HIDDEN), dtype=np.float32)
-        phase(backend, logits, last, residual, wanted, norm, head, EPS)
+        phase(backend, logits, last, residual, wanted, Norm(norm, EPS), head)
         return logits
 
     assert np.array_equal(run(CpuBackend.norm_lm_head), run(Backend.norm_lm_head))

@@ -20,7 +20,7 @@ def test_equals_the_reference(
         qkv = rng.standard_normal((num_tokens, 12 * head_dim), dtype=np.float32) * 100
         slots = rng.permutation(9 * block_size)[:num_tokens].astype(np.int32)
         expected = reference.store_kv(k, v, qkv, slots)
-        shape = Attention(6, 3, head_dim, 1e-5, None)
+        shape = Attention(6, 3, head_dim, head_dim**-0.5)
         make_backend(kv_cache_dtype=kv_dtype).store_kv(KVCacheLayer(k, v), qkv, slots, shape)
         assert np.array_equal(k, expected[0])
         assert np.array_equal(v, expected[1])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numba_engine.backends.arrays import KVCacheLayer, RopeTable, Weight
-from numba_engine.backends.layers import Attention, Layer
+from numba_engine.backends.arrays import KVCacheLayer, Norm, RopeTable, Weight
+from numba_engine.backends.layers import Attention, GatedMlp, Layer
 from numba_engine.model.decoder import Decoder
 from numba_engine.model.weights import ModelWeights
 from numba_engine.storage import StorageFormat, StoredTensor
@@ -50,31 +50,38 @@ def model(clock: FakeClock) -> CountedModel:
         total += 4 * length
         return np.zeros(length, np.float32)
 
+    def norm(length: int) -> Norm:
+        return Norm(vector(length), 1e-5)
+
     f = StorageFormat
+    rope = RopeTable(cos=np.zeros((64, HEAD_DIM // 2), np.float32), sin=np.zeros((64, HEAD_DIM // 2), np.float32))
     layers = tuple(
         Layer(
-            attn_norm=vector(HIDDEN),
+            attention=Attention(HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM**-0.5, rope=rope),
+            attn_norm=norm(HIDDEN),
             qkv_proj=weight(
                 stored(Q, HIDDEN, f.Q4_1),
                 stored(KV_HEADS * HEAD_DIM, HIDDEN, f.Q4_1),
                 stored(KV_HEADS * HEAD_DIM, HIDDEN, f.Q8_0),
             ),
             qkv_bias=vector(QKV),
-            q_norm=vector(HEAD_DIM),
-            k_norm=vector(HEAD_DIM),
+            q_norm=norm(HEAD_DIM),
+            k_norm=norm(HEAD_DIM),
             o_proj=weight(stored(HIDDEN, Q, f.Q4_0)),
-            mlp_norm=vector(HIDDEN),
-            gate_up_proj=weight(stored(INTERMEDIATE, HIDDEN, f.BF16), stored(INTERMEDIATE, HIDDEN, f.BF16)),
-            down_proj=weight(stored(HIDDEN, INTERMEDIATE, f.F16)),
+            mlp=GatedMlp(
+                norm=norm(HIDDEN),
+                gate_up_proj=weight(stored(INTERMEDIATE, HIDDEN, f.BF16), stored(INTERMEDIATE, HIDDEN, f.BF16)),
+                activation="silu",
+                down_proj=weight(stored(HIDDEN, INTERMEDIATE, f.F16)),
+            ),
         )
         for _ in range(LAYERS)
     )
     table = weight(stored(VOCAB, HIDDEN, f.Q8_0))
-    weights = ModelWeights(embed_tokens=table, layers=layers, final_norm=vector(HIDDEN), lm_head=table)
-    rope = RopeTable(cos=np.zeros((64, HEAD_DIM // 2), np.float32), sin=np.zeros((64, HEAD_DIM // 2), np.float32))
+    weights = ModelWeights(embed_tokens=table, layers=layers, final_norm=norm(HIDDEN), lm_head=table)
     cache_shape = (8, KV_HEADS, 16, HEAD_DIM)
     return CountedModel(
-        decoder=Decoder(weights, rope, Attention(HEADS, KV_HEADS, HEAD_DIM, 1e-5, sliding_window=None)),
+        decoder=Decoder(weights),
         kv_cache=tuple(
             KVCacheLayer(np.zeros(cache_shape, np.float16), np.zeros(cache_shape, np.float16)) for _ in range(LAYERS)
         ),

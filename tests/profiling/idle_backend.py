@@ -10,7 +10,8 @@ import numpy as np
 
 from numba_engine.backends.arrays import Batch, KVCacheLayer, Segment, Weight
 from numba_engine.backends.base import Backend
-from numba_engine.backends.sampling import Sampled, SamplingBatch
+from numba_engine.backends.ops import Op
+from numba_engine.backends.sampling import Sampled
 from numba_engine.model.activations import Activations
 from numba_engine.model.decoder import Decoder
 from numba_engine.storage import StoredTensor
@@ -42,10 +43,6 @@ class IdleBackend(Backend):
         self.op_s = op_s
         self.ran: list[str] = []
 
-    def _work(self, name: str) -> None:
-        self.ran.append(name)
-        self.clock.now += self.op_s
-
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         return np.empty(shape, dtype)
 
@@ -67,49 +64,22 @@ class IdleBackend(Backend):
     def read_bandwidth_gbps(self) -> float:
         return 10.0
 
-    def embedding(self, *args: Any) -> None:
-        self._work("embedding")
+    def run(self, op: Op, args: tuple[Any, ...]) -> Any:
+        if op.is_fused and not self.fuses(op):
+            return op.compose(self, *args)
+        self.ran.append(op.name)
+        self.clock.now += self.op_s
+        return Sampled(np.zeros(args[0].shape[0], np.int32), None, None, None) if op.name == "sample" else None
 
-    def rms_norm(self, *args: Any) -> None:
-        self._work("rms_norm")
-
-    def linear(self, *args: Any) -> None:
-        self._work("linear")
-
-    def linear_add(self, *args: Any) -> None:
-        self._work("linear_add")
-
-    def rope(self, *args: Any) -> None:
-        self._work("rope")
-
-    def head_norm(self, *args: Any) -> None:
-        self._work("head_norm")
-
-    def store_kv(self, *args: Any) -> None:
-        self._work("store_kv")
-
-    def attention(self, *args: Any) -> None:
-        self._work("attention")
-
-    def gated_activation(self, *args: Any) -> None:
-        self._work("gated_activation")
-
-    def gather_rows(self, *args: Any) -> None:
-        self._work("gather_rows")
-
-    def sample(self, logits: Any, sampling: SamplingBatch) -> Sampled:
-        self._work("sample")
-        return Sampled(np.zeros(logits.shape[0], np.int32), None, None, None)
+    def fuses(self, op: Op) -> bool:
+        return False
 
 
 class FusingBackend(IdleBackend):
-    """Overrides two of the three phases."""
+    """Fuses two of the three fused ops."""
 
-    def norm_qkv_rope_store(self, *args: Any) -> None:
-        self._work("norm_qkv_rope_store")
-
-    def norm_lm_head(self, *args: Any) -> None:
-        self._work("norm_lm_head")
+    def fuses(self, op: Op) -> bool:
+        return op.name in ("norm_qkv_rope_store", "norm_lm_head")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from numba_engine.backends.arrays import Norm
 from numba_engine.backends.instruments import CountedTraffic, KindBytes, OpTime, TimeSource
 from numba_engine.profiling.recorder import Recorder, summarize
 from numba_engine.profiling.report import MemoryUse, OpBound, OpProfile, StepProfile, sum_ops
@@ -64,9 +65,9 @@ def test_calling_an_op_is_part_of_it_but_not_what_the_host_does_before_a_forward
     recorder = Recorder(IdleBackend(clock, op_s=0.5), timeline=True, clock=clock)
     began_s = clock.now
     clock.now += 4.0  # scheduling
-    recorder.rms_norm(X, X, X[0], 1e-5)
+    recorder.rms_norm(X, X, Norm(X[0], 1e-5))
     clock.now += 0.25
-    recorder.gated_activation(X[:, :2], X)
+    recorder.gated_activation(X[:, :2], X, "silu")
     clock.now += 0.125
     recorder.gather_rows(X, X, X[0])
     clock.now += 2.0  # sampling parameters
@@ -147,8 +148,8 @@ def test_a_device_s_timer_takes_the_times_and_the_host_does_not_wait(
     recorder = Recorder(inner, timeline=True, clock=clock)
     assert timer.events == ["start"]
     clock.now += 1.0
-    recorder.rms_norm(X, X, X[0], 1e-5)
-    recorder.gated_activation(X[:, :2], X)
+    recorder.rms_norm(X, X, Norm(X[0], 1e-5))
+    recorder.gated_activation(X[:, :2], X, "silu")
     assert timer.events == ["start", *["begin", "end"] * 2]
     step = take(recorder, time_s=2.0)  # half a second of scheduling; a second in the ops, by the host's clock
     assert step.time_source is TimeSource.CUPTI
@@ -177,7 +178,7 @@ def test_a_device_that_counts_is_simulated_and_its_times_are_predictions(clock: 
     attention = ops["attention"]
     assert attention.counted is not None
     assert attention.counted.dram.kv == 2 * 2  # k and v, twice
-    assert ops["head_norm"].counted == CountedTraffic(6, KindBytes(weights=4, activations=2))
+    assert ops["head_norm"].counted == CountedTraffic(6, KindBytes(weights=4, activations=6))  # cos and sin too
     assert step.time_s == step.ops_time_s
     assert (step.overhead_s, step.host_time_s, step.launch_gap_s) == (0, 0, pytest.approx(0, abs=1e-12))
 

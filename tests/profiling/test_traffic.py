@@ -8,27 +8,16 @@ import numpy as np
 import pytest
 
 from numba_engine.backends import traffic
-from numba_engine.backends.base import Backend
-from numba_engine.backends.traffic import FORMULAS, Traffic, visible_tokens
+from numba_engine.backends.base import OPS
+from numba_engine.backends.traffic import Traffic, visible_tokens
 from tests.profiling.idle_backend import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, QKV, CountedModel, Q
 
-NOT_OPS = {
-    "empty",
-    "upload",
-    "download",
-    "load_weight",
-    "free_memory_bytes",
-    "synchronize",
-    "read_bandwidth_gbps",
-    "peak_gflops",
-}
 
-
-def test_every_op_and_phase_of_the_backend_has_a_formula_with_its_own_signature() -> None:
-    ops = {name: f for name, f in inspect.getmembers(Backend, inspect.isfunction) if not name.startswith("_")}
-    assert set(FORMULAS) == set(ops) - NOT_OPS
-    for name, formula in FORMULAS.items():
-        assert list(inspect.signature(formula).parameters) == list(inspect.signature(ops[name]).parameters)[1:], name
+def test_every_op_has_a_formula_with_its_own_signature() -> None:
+    assert len(OPS) == 14
+    for name, op in OPS.items():
+        assert tuple(inspect.signature(op.traffic).parameters) == op.parameters, name
+        assert op.traffic.__name__ == name
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 16])
@@ -51,7 +40,7 @@ def test_visible_tokens_equal_counting_them(query_lens: list[int], context_lens:
 def test_attention_reads_keys_and_values_once_per_kv_head(model: CountedModel) -> None:
     batch = model.batch([1, 3], [20, 3])
     out, qkv = np.empty((4, Q), np.float32), np.empty((4, QKV), np.float32)
-    counted = traffic.attention(out, qkv, model.kv_cache[0], batch, model.decoder.shape)
+    counted = traffic.attention(out, qkv, model.kv_cache[0], batch, model.decoder.weights.layers[0].attention)
     assert counted == Traffic(
         kv_read_bytes=2 * (20 + 3) * KV_HEADS * HEAD_DIM * 2,
         activation_read_bytes=4 * Q * 4 + 4 * (2 + 1) + 4 * 2 + 4 * 3,  # q, block tables, lengths, offsets
@@ -84,8 +73,8 @@ def test_linear_add_reads_and_writes_the_residual(model: CountedModel) -> None:
 
 
 def test_rope_and_store_kv_touch_their_own_heads_only(model: CountedModel) -> None:
-    qkv, shape = np.empty((3, QKV), np.float32), model.decoder.shape
-    rotated = traffic.rope(qkv, np.zeros(3, np.int32), model.decoder.rope_table, shape)
+    qkv, shape = np.empty((3, QKV), np.float32), model.decoder.weights.layers[0].attention
+    rotated = traffic.rope(qkv, np.zeros(3, np.int32), shape)
     assert rotated.activation_written_bytes == 3 * (HEADS + KV_HEADS) * HEAD_DIM * 4
     assert rotated.activation_read_bytes == rotated.activation_written_bytes + 3 * (4 + HEAD_DIM * 4)
     stored = traffic.store_kv(model.kv_cache[0], qkv, np.zeros(3, np.int32), shape)

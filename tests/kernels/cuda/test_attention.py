@@ -108,7 +108,7 @@ def test_equals_the_reference(
     kv_dtype: KVCacheDtype,
     sequences: list[tuple[int, int]],
 ) -> None:
-    case = Case(rng, Attention(heads, kv_heads, head_dim, 1e-5, None), sequences, kv_dtype)
+    case = Case(rng, Attention(heads, kv_heads, head_dim, head_dim**-0.5), sequences, kv_dtype)
     assert nmse(case.run(backend_on(device, kv_dtype)), case.expected()) < 1e-11
 
 
@@ -116,13 +116,13 @@ def test_equals_the_reference(
 def test_other_groups_and_head_sizes(
     backend: CudaBackend, rng: np.random.Generator, heads: int, kv_heads: int, head_dim: int
 ) -> None:
-    case = Case(rng, Attention(heads, kv_heads, head_dim, 1e-5, None), [(3, 40), (1, 270)], block_size=8)
+    case = Case(rng, Attention(heads, kv_heads, head_dim, head_dim**-0.5), [(3, 40), (1, 270)], block_size=8)
     assert nmse(case.run(backend), case.expected()) < 1e-11
 
 
 @pytest.mark.parametrize("window", [1, 16, 33, 300])
 def test_a_window_hides_what_is_older(backend: CudaBackend, rng: np.random.Generator, window: int) -> None:
-    shape = Attention(6, 2, 64, 1e-5, window)
+    shape = Attention(6, 2, 64, 64**-0.5, window)
     for sequences in ([(1, 600), (1, 20)], [(9, 530), (40, 40)]):
         case = Case(rng, shape, sequences)
         assert nmse(case.run(backend), case.expected()) < 1e-11
@@ -142,7 +142,9 @@ def test_a_row_is_the_same_bits_in_prefill_and_in_decode(
     window: int | None,
 ) -> None:
     """In decode the context is split over blocks and merged; in prefill one block walks it."""
-    case = Case(rng, Attention(heads, kv_heads, head_dim, 1e-5, window), [(20, 20), (9, 600), (1, 290)], kv_dtype)
+    case = Case(
+        rng, Attention(heads, kv_heads, head_dim, head_dim**-0.5, window), [(20, 20), (9, 600), (1, 290)], kv_dtype
+    )
     backend = backend_on(device, kv_dtype)
     together = case.run(backend)
     for s, row in [(0, 0), (0, 13), (1, 0), (1, 8), (2, 0)]:
@@ -154,7 +156,7 @@ def test_splits_of_a_padded_grid_are_merged_at_every_launch(
     device: str, rng: np.random.Generator, kv_dtype: KVCacheDtype
 ) -> None:
     """More splits than the contexts have, with a window that hides the first of them; blocks in other company."""
-    shape = Attention(9, 1, 64, 1e-5, 300)
+    shape = Attention(9, 1, 64, 64**-0.5, 300)
     case = Case(rng, shape, [(1, 1), (1, 257), (1, 1100)], kv_dtype)
     backend = backend_on(device, kv_dtype)
     first = case.run(backend, padded_context=5 * SEGMENT + 1)
@@ -167,7 +169,7 @@ def test_splits_of_a_padded_grid_are_merged_at_every_launch(
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
 def test_decode_beside_a_prefill_is_split(rng: np.random.Generator, kv_dtype: KVCacheDtype) -> None:
-    case = Case(rng, Attention(2, 1, 64, 1e-5, None), [(70, 70), (1, 4 * SEGMENT + 1)], kv_dtype)
+    case = Case(rng, Attention(2, 1, 64, 64**-0.5), [(70, 70), (1, 4 * SEGMENT + 1)], kv_dtype)
     device = PtxDevice(counting=True)
     assert (
         nmse(case.run(CudaBackend(device, EngineConfig(kv_cache_dtype=kv_dtype), name="ptx")), case.expected()) < 1e-11
@@ -179,7 +181,7 @@ def test_decode_beside_a_prefill_is_split(rng: np.random.Generator, kv_dtype: KV
 
 
 def test_prefill_on_tensor_cores_meets_no_bank_twice_and_reads_tiles_once(rng: np.random.Generator) -> None:
-    case = Case(rng, Attention(4, 1, 128, 1e-5, None), [(16, 2 * SEGMENT)], "float16")
+    case = Case(rng, Attention(4, 1, 128, 128**-0.5), [(16, 2 * SEGMENT)], "float16")
     device = PtxDevice(counting=True)
     case.run(CudaBackend(device, EngineConfig(kv_cache_dtype="float16"), name="ptx"))
     (launch,) = device.launches
@@ -190,16 +192,16 @@ def test_prefill_on_tensor_cores_meets_no_bank_twice_and_reads_tiles_once(rng: n
 
 
 def test_large_scores_do_not_overflow(backend: CudaBackend, device: str, rng: np.random.Generator) -> None:
-    case = Case(rng, Attention(2, 1, 64, 1e-5, None), [(1, 300)])
+    case = Case(rng, Attention(2, 1, 64, 64**-0.5), [(1, 300)])
     case.qkv *= np.float32(100)
     assert nmse(case.run(backend), case.expected()) < 1e-8
-    case = Case(rng, Attention(2, 1, 64, 1e-5, None), [(9, 300), (1, 300)], "float16")
+    case = Case(rng, Attention(2, 1, 64, 64**-0.5), [(9, 300), (1, 300)], "float16")
     case.qkv *= np.float32(100)
     assert nmse(case.run(backend_on(device, "float16")), case.expected()) < 1e-7
 
 
 def test_a_head_size_it_cannot_take_is_refused(backend: CudaBackend, rng: np.random.Generator) -> None:
-    case = Case(rng, Attention(2, 1, 64, 1e-5, None), [(1, 3)])
+    case = Case(rng, Attention(2, 1, 64, 64**-0.5), [(1, 3)])
     case.shape = replace(case.shape, head_dim=264)
     with pytest.raises(BackendUnavailableError, match="264"):
         case.run(backend)

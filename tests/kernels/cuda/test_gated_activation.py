@@ -14,12 +14,12 @@ from tests.reference import ops as reference
 def test_equals_the_reference(backend: CudaBackend, rng: np.random.Generator, rows: int, size: int) -> None:
     gate_up = normal(rng, rows, 2 * size) * np.float32(4)
     out = filled(backend, rows, size)
-    backend.gated_activation(out, backend.upload(gate_up))
+    backend.gated_activation(out, backend.upload(gate_up), "silu")
     assert nmse(backend.download(out), reference.gated_activation(gate_up)) < 1e-12
 
 
 def test_extreme_gates(backend: CudaBackend) -> None:
     gate_up = np.array([[-1000.0, -90.0, 0.0, 90.0, 1000.0, 1.0, 1.0, 1.0, 1.0, 1.0]], dtype=np.float32)
     out = filled(backend, 1, 5)
-    backend.gated_activation(out, backend.upload(gate_up))
+    backend.gated_activation(out, backend.upload(gate_up), "silu")
     np.testing.assert_allclose(backend.download(out), [[0, 0, 0, 90, 1000]], atol=1e-35)

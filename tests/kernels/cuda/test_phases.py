@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import pytest
 
-from numba_engine.backends.arrays import Batch, KVCacheLayer, RopeTable, Weight
+from numba_engine.backends.arrays import Batch, KVCacheLayer, Norm, RopeTable, Weight
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.kernels.streaming import TOKENS
-from numba_engine.backends.layers import Attention, Layer
+from numba_engine.backends.layers import Attention, GatedMlp, Layer
 from numba_engine.backends.ptx import PtxDevice
 from numba_engine.config import EngineConfig
 from numba_engine.storage import StorageFormat, quantize
@@ -59,23 +59,24 @@ class QkvCase:
         """q, and both caches."""
         rng = np.random.default_rng(num_tokens)
         heads, kv_heads, d = 3, 2, self.head_dim
-        shape = Attention(heads, kv_heads, d, EPS, None)
+        shape = Attention(heads, kv_heads, d, d**-0.5)
         up = backend.upload
-        norms = [up(normal(rng, n)) for n in (HIDDEN, d, d)]
+        norms = [Norm(up(normal(rng, n)), EPS) for n in (HIDDEN, d, d)]
         bias = up(normal(rng, (heads + 2 * kv_heads) * d)) if self.has_bias else None
         qkv_proj = matrix(backend, 1, self.formats, (heads * d, kv_heads * d, kv_heads * d))
         q_norm, k_norm = norms[1:] if self.has_head_norm else (None, None)
-        layer = Layer(norms[0], qkv_proj, bias, q_norm, k_norm, qkv_proj, norms[0], qkv_proj, qkv_proj)
         slots = rng.permutation(32)[:num_tokens].astype(np.int32)
         slots[-1] = -1 if num_tokens > 2 else slots[-1]  # a padding row
         positions = up(rng.integers(0, 40, num_tokens).astype(np.int32))
         batch = Batch(positions, positions, up(slots), *[positions] * 4, num_tokens, 1, 1, 1, 1)  # type: ignore[call-arg, arg-type]
         cache = KVCacheLayer(*(up(np.zeros((4, kv_heads, 8, d), self.kv_dtype)) for _ in "kv"))
         table = RopeTable(up(normal(rng, 40, d // 2)), up(normal(rng, 40, d // 2)))
+        mlp = GatedMlp(norms[0], qkv_proj, "silu", qkv_proj)
+        layer = Layer(replace(shape, rope=table), norms[0], qkv_proj, bias, q_norm, k_norm, qkv_proj, mlp)
         width = (heads + 2 * kv_heads) * d
         qkv, normed = filled(backend, num_tokens, width), filled(backend, num_tokens, HIDDEN)
         residual = up(normal(rng, num_tokens, HIDDEN))
-        backend.norm_qkv_rope_store(qkv, normed, residual, layer, cache, batch, table, shape)
+        backend.norm_qkv_rope_store(qkv, normed, residual, layer, cache, batch)
         return [backend.download(qkv)[:, : heads * d], backend.download(cache.k), backend.download(cache.v)]
 
 
@@ -106,12 +107,13 @@ def test_norm_qkv_rope_store(device: str, case: QkvCase, num_tokens: int) -> Non
 def gate_up_act(
     backend: CudaBackend, formats: tuple[StorageFormat, ...], size: int, residual: np.ndarray
 ) -> np.ndarray:
-    norm = backend.upload(normal(np.random.default_rng(5), HIDDEN))
+    norm = Norm(backend.upload(normal(np.random.default_rng(5), HIDDEN)), EPS)
     weight = matrix(backend, 6, formats, (size, size))
-    layer = Layer(norm, weight, None, None, None, weight, norm, weight, weight)
     scratch, num_tokens = backend.upload(residual), len(residual)
     out, gate_up = filled(backend, num_tokens, size), filled(backend, num_tokens, 2 * size)
-    backend.norm_gate_up_act(out, gate_up, filled(backend, num_tokens, HIDDEN), scratch, layer, EPS)
+    backend.norm_gate_up_act(
+        out, gate_up, filled(backend, num_tokens, HIDDEN), scratch, GatedMlp(norm, weight, "silu", weight)
+    )
     return backend.download(out)
 
 
@@ -150,6 +152,6 @@ def test_norm_lm_head_takes_the_rows_it_is_given(device: str, num_rows: int) -> 
         logits, last = filled(backend, num_rows, 257), filled(backend, num_rows, HIDDEN)
         head = matrix(backend, 4, (Q8_0,), (257,))
         x, listed, weight = (backend.upload(array) for array in (residual, rows, norm))
-        backend.norm_lm_head(logits, last, x, listed, weight, head, EPS)
+        backend.norm_lm_head(logits, last, x, listed, Norm(weight, EPS), head)
         outputs.append(backend.download(logits))
     np.testing.assert_array_equal(outputs[0], outputs[1])

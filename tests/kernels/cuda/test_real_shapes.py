@@ -30,6 +30,6 @@ def test_linear(rng: np.random.Generator, format: StorageFormat, rows: int, colu
 @pytest.mark.parametrize("sequences", [[(1, 4000), (1, 17)], [(64, 700)]], ids=["decode", "prefill"])
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
 def test_attention(rng: np.random.Generator, kv_dtype: str, sequences: list[tuple[int, int]]) -> None:
-    case = Case(rng, Attention(32, 8, 128, 1e-5, None), sequences, kv_dtype)
+    case = Case(rng, Attention(32, 8, 128, 128**-0.5), sequences, kv_dtype)
     backend = backend_on("cuda", "float16" if kv_dtype == "float16" else "float32")
     assert nmse(case.run(backend), case.expected()) < 1e-11

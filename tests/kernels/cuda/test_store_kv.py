@@ -18,7 +18,7 @@ def test_equals_the_reference(
     device: str, rng: np.random.Generator, kv_dtype: KVCacheDtype, kv_heads: int, head_dim: int
 ) -> None:
     backend = backend_on(device, kv_dtype)
-    shape = Attention(2 * kv_heads, kv_heads, head_dim, 1e-5, None)
+    shape = Attention(2 * kv_heads, kv_heads, head_dim, head_dim**-0.5)
     k, v = (normal(rng, 4, kv_heads, 16, head_dim).astype(kv_dtype) for _ in range(2))
     qkv = normal(rng, 5, 4 * kv_heads * head_dim)
     slots = np.array([63, 0, 17, 16, -1], dtype=np.int32)
