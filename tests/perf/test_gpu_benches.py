@@ -60,7 +60,7 @@ def test_a_model_streams_as_many_bytes_as_its_shape_says() -> None:
     weights = random_model(backend, config, StorageFormat.BF16)
     layer = (4 + 2 * 2) * 64 * 256 + 256 * 256 + 2 * 512 * 256 + 256 * 512
     assert streamed_bytes(weights) == 2 * (2 * layer + 128 * 256)
-    first, second = (each.down_proj.segments[0].data for each in weights.layers)
+    first, second = (each.mlp.down_proj.segments[0].data for each in weights.layers)
     assert first is not second
     assert (backend.download(first) == backend.download(second)).all()
 
