@@ -10,7 +10,8 @@ from __future__ import annotations
 from numba_engine.backends.instruments import CountedTraffic, TimeSource
 from numba_engine.checkpoint import Progress
 from numba_engine.config import EngineConfig
-from numba_engine.engine import LLM, Prompt
+from numba_engine.engine.llm import LLM, Prompt
+from numba_engine.engine.validation import ValidRequest
 from numba_engine.errors import (
     BackendUnavailableError,
     CheckpointError,
@@ -93,6 +94,7 @@ __all__ = [
     "TokenLogprob",
     "UnsupportedModelError",
     "Usage",
+    "ValidRequest",
     "estimate_throughput",
     "longest_context",
     "machine_of",

@@ -23,8 +23,8 @@ from numba_engine import (
     NumbaEngineError,
     Progress,
     RequestOutput,
-    SamplingParams,
     Usage,
+    ValidRequest,
 )
 from service.errors import DuplicateRequestError, EngineFailedError, ProfileBusyError, SlowClientError
 from service.profile_run import (
@@ -211,14 +211,14 @@ class EngineLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> RequestStream:
+    def submit(self, request_id: str, request: ValidRequest) -> RequestStream:
         """Hands a request to the engine. The caller closes the stream, whatever happens.
 
         Raises:
             DuplicateRequestError: a request of this id is in the engine.
         """
         stream = self._open(request_id)
-        self._commands.put(lambda llm: self._engine_add(llm, stream, prompt, params))
+        self._commands.put(lambda llm: self._engine_add(llm, stream, request))
         return stream
 
     def submit_profile(self, request_id: str, work: ProfileWork) -> RequestStream:
@@ -359,9 +359,9 @@ class EngineLoop:
             while True:
                 self._commands.get_nowait()(llm)
 
-    def _engine_add(self, llm: LLM, stream: RequestStream, prompt: Sequence[int], params: SamplingParams) -> None:
+    def _engine_add(self, llm: LLM, stream: RequestStream, request: ValidRequest) -> None:
         try:
-            llm.add_request(stream.request_id, prompt, params)
+            llm.add_request(stream.request_id, request)
         except Exception as error:
             # Of a refusal the client is told; of a bug as well (as INTERNAL), and the other requests go on.
             self._post((stream, error))

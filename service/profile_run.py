@@ -11,26 +11,22 @@ from numba_engine import (
     Peaks,
     ProfileSummary,
     RequestOutput,
-    SamplingParams,
     StepProfile,
     TimeSource,
     Usage,
+    ValidRequest,
 )
 
 MAX_CALLS = 16384
 """Told of one step: so many stay far below the 4 MiB of a message that clients take unless told otherwise."""
-
-Prompts = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileWork:
     """What is profiled, checked."""
 
-    prompts: Prompts
-    """Token ids; empty for live traffic."""
-    params: SamplingParams
-    """Of each prompt."""
+    prompts: Sequence[ValidRequest]
+    """Empty for live traffic."""
     fusion: bool
     wants_text: bool
     """In the steps, what they added to the one prompt's text."""
@@ -39,7 +35,7 @@ class ProfileWork:
     live_steps: int | None = None
     """Steps of live traffic to report."""
     warm_up_steps: int = 0
-    warm_up_prompts: Prompts = ()
+    warm_up_prompts: Sequence[ValidRequest] = ()
     """Run in the warm-up; empty for live traffic."""
     with_steps: bool = True
     """Say each step, and not only the summary."""
@@ -215,10 +211,10 @@ class ProfileRun:
         self._is_measuring = False
         return llm.stop_profile(decode_seqs=self._decode_seqs)
 
-    def _add(self, llm: LLM, prompts: Prompts) -> None:
+    def _add(self, llm: LLM, prompts: Sequence[ValidRequest]) -> None:
         for index, prompt in enumerate(prompts):
             request_id = f"{self._name} {index}"
-            llm.add_request(request_id, prompt, self._work.params)
+            llm.add_request(request_id, prompt)
             self._unfinished.add(request_id)
 
     def _drop_requests(self, llm: LLM) -> None:

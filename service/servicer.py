@@ -58,11 +58,11 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: api.GenerateRequest, context: _Context) -> None:
         async with self._request("Generate", request, context) as record:
-            prompt, params = await self._prepared(lambda: translate.prepared(self._engine.llm, request))
-            stream = self._engine.submit(record.request_id, prompt, params)
+            valid = await self._prepared(lambda: translate.prepared(self._engine.llm, request))
+            stream = self._engine.submit(record.request_id, valid)
             try:
                 await stream.accepted()
-                await self._write(context, translate.to_started(request, record.request_id, prompt))
+                await self._write(context, translate.to_started(request, record.request_id, valid.token_ids))
                 async for output in stream.outputs():
                     record.note_output(output)
                     for response in translate.to_generate_responses(request, output):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from numba_engine import (
     Timings,
     TokenLogprob,
     Usage,
+    ValidRequest,
 )
 from numba_engine_api.v1 import inference_pb2 as api
 from service.engine_loop import LoadProgress
@@ -66,7 +67,7 @@ def require_request_id(request_id: str) -> None:
         raise InvalidRequestError(FieldViolation("request_id", "must be 1 to 128 visible ASCII characters"))
 
 
-def prepared(llm: LLM, request: api.GenerateRequest) -> tuple[list[int], SamplingParams]:
+def prepared(llm: LLM, request: api.GenerateRequest) -> ValidRequest:
     """The prompt's token ids and the parameters. Takes long for a long prompt.
 
     Raises:
@@ -74,11 +75,11 @@ def prepared(llm: LLM, request: api.GenerateRequest) -> tuple[list[int], Samplin
         NoChatTemplateError
     """
     params = to_sampling_params(request.sampling, llm.default_sampling)
-    return to_prompt(llm, request, params), params
+    return to_valid(llm, request, params)
 
 
-def to_prompt(llm: LLM, request: api.GenerateRequest | api.ProfileRequest, params: SamplingParams) -> list[int]:
-    """The token ids of the request's prompt, token_ids or chat. Raises as ``prepared``."""
+def to_valid(llm: LLM, request: api.GenerateRequest | api.ProfileRequest, params: SamplingParams) -> ValidRequest:
+    """Of the request's prompt, token_ids or chat. Raises as ``prepared``."""
     prompt: str | list[int]
     match input_of(request):
         case "prompt":
@@ -168,7 +169,7 @@ FINISH_REASON = {
 assert len(FINISH_REASON) == len(FinishReason)
 
 
-def to_started(request: api.GenerateRequest, request_id: str, prompt_token_ids: list[int]) -> api.GenerateResponse:
+def to_started(request: api.GenerateRequest, request_id: str, prompt_token_ids: Sequence[int]) -> api.GenerateResponse:
     return api.GenerateResponse(
         started=api.GenerationStarted(
             request_id=request_id,

@@ -19,6 +19,7 @@ from numba_engine import (
     ProfileSummary,
     SamplingParams,
     TimeSource,
+    ValidRequest,
     longest_context,
 )
 from numba_engine_api.v1 import inference_pb2 as api
@@ -58,23 +59,24 @@ def prepared(llm: LLM, limits: EngineStats, request: api.ProfileRequest) -> Prof
     steps_together = None
     match kind := translate.input_of(request):
         case "live":
-            prompts: Sequence[Sequence[int]] = ()
+            prompts: Sequence[ValidRequest] = ()
         case "synthetic":
             num_seqs, prompt_len = _sizes(request.synthetic)
-            prompts = _random_prompts(llm, [prompt_len] * num_seqs)
             # The first of them goes on until all have decoded together.
             params, steps_together = dataclasses.replace(params, max_tokens=None), num_tokens
+            prompts = _random_prompts(llm, [prompt_len] * num_seqs, params)
         case _:
-            prompts = [translate.to_prompt(llm, request, params)]
+            prompts = [translate.to_valid(llm, request, params)]
     return ProfileWork(
         prompts=prompts,
-        params=params,
         fusion=request.fusion if request.HasField("fusion") else True,
         wants_text=kind not in ("live", "synthetic"),
         steps_together=steps_together,
         live_steps=_live_steps(request.live) if kind == "live" else None,
         warm_up_steps=request.warm_up_steps,
-        warm_up_prompts=_random_prompts(llm, [len(p) for p in prompts]) if request.warm_up_steps else (),
+        warm_up_prompts=_random_prompts(llm, [len(p.token_ids) for p in prompts], params)
+        if request.warm_up_steps
+        else (),
         with_steps=request.detail != api.PROFILE_DETAIL_SUMMARY,
         with_timeline=request.detail == api.PROFILE_DETAIL_TIMELINE,
         unprofiled_every=request.unprofiled_every,
@@ -148,10 +150,10 @@ def _live_steps(live: api.LiveTraffic) -> int:
     return live.num_steps if live.HasField("num_steps") else _DEFAULT_LIVE_STEPS
 
 
-def _random_prompts(llm: LLM, lengths: Sequence[int]) -> list[list[int]]:
+def _random_prompts(llm: LLM, lengths: Sequence[int], params: SamplingParams) -> list[ValidRequest]:
     """Drawn anew each time, so that nothing of them is found in the prefix cache."""
     vocabulary = range(llm.model_info.vocab_size)
-    return [random.choices(vocabulary, k=length) for length in lengths]
+    return [llm.validate(random.choices(vocabulary, k=length), params) for length in lengths]
 
 
 # ---------------------------------------------------------------- responses

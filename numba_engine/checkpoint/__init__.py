@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from numba_engine.checkpoint.checkpoint import Checkpoint
+from numba_engine.checkpoint.checkpoint import Checkpoint, TensorHeader
 from numba_engine.checkpoint.demo import Progress, fetch_demo
 from numba_engine.checkpoint.gguf import is_gguf, open_gguf
 from numba_engine.checkpoint.safetensors import open_huggingface
 from numba_engine.errors import CheckpointError
 
-__all__ = ["Checkpoint", "Progress", "open_checkpoint"]
+__all__ = ["Checkpoint", "Progress", "TensorHeader", "open_checkpoint"]
 
 _ACCEPTED = (
     "a model is a Hugging Face directory (config.json and model.safetensors), a .gguf file, or the word demo; "

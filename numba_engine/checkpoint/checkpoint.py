@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from numba_engine.checkpoint.mapped_file import MappedFile
-from numba_engine.storage import StoredTensor
+from numba_engine.storage import StorageFormat, StoredTensor
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """A stored tensor without its values."""
+
+    name: str
+    format: StorageFormat
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 class Checkpoint:
@@ -42,6 +53,11 @@ class Checkpoint:
         self.generation_config = generation_config
         self.tensors = {key: tensor for key, (tensor, _) in tensors.items()}
         self._files = {key: file for key, (_, file) in tensors.items()}
+
+    @property
+    def headers(self) -> tuple[TensorHeader, ...]:
+        """Of all tensors. They outlive ``close()``."""
+        return tuple(TensorHeader(key, t.format, t.shape, t.nbytes) for key, t in self.tensors.items())
 
     def file_of(self, tensor_name: str) -> str:
         """The file that holds a tensor; the checkpoint's path for a tensor it does not have."""

@@ -15,7 +15,7 @@ from numba_engine.cli.console import wide_console
 from numba_engine.cli.loading import load
 from numba_engine.cli.options import drawing_options, engine_config, engine_options, sampling_params
 from numba_engine.cli.prompt import prompt_options, read_prompt
-from numba_engine.engine import LLM
+from numba_engine.engine.llm import LLM
 from numba_engine.errors import FieldViolation, InvalidRequestError
 from numba_engine.profiling.explain.answers import answers
 from numba_engine.profiling.explain.caches import cpu_caches

@@ -23,7 +23,7 @@ from numba_engine.cli.options import (
     sampling_params,
 )
 from numba_engine.cli.prompt import prompt_options, read_prompt
-from numba_engine.engine import LLM
+from numba_engine.engine.llm import LLM
 from numba_engine.outputs import FinishReason, PositionLogprobs, RequestOutput, TokenLogprob, Usage
 from numba_engine.sampling_params import SamplingParams
 

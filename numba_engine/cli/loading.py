@@ -9,7 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from numba_engine.checkpoint import Progress as ReportProgress
 from numba_engine.config import EngineConfig
-from numba_engine.engine import LLM
+from numba_engine.engine.llm import LLM
 
 
 def load(model: str, config: EngineConfig, *, quiet: bool = False) -> LLM:

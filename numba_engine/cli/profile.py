@@ -19,7 +19,7 @@ from numba_engine.cli.loading import load
 from numba_engine.cli.options import engine_config, engine_options
 from numba_engine.cli.profile_diff import profile_diff
 from numba_engine.cli.prompt import prompt_options, read_prompt
-from numba_engine.engine import LLM
+from numba_engine.engine.llm import LLM
 from numba_engine.errors import ConfigError
 from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.bench import check_fits

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from numba_engine.engine import LLM
+    from numba_engine.engine.llm import LLM
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

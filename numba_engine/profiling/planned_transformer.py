@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from numba_engine.checkpoint import Checkpoint
+from numba_engine.checkpoint import Checkpoint, TensorHeader
 from numba_engine.errors import CheckpointError, ConfigError
 from numba_engine.model.config import ModelConfig
 from numba_engine.profiling.forward_traffic import ForwardTraffic, TensorBits, model_bytes
@@ -117,14 +117,18 @@ def transformer_from_config(config: Mapping[str, Any], name: str) -> Transformer
 
 def transformer_from_checkpoint(checkpoint: Checkpoint) -> Transformer:
     """Shapes and stored bytes of an open checkpoint; of its tensors only the headers are looked at."""
-    config = ModelConfig.from_checkpoint(checkpoint)
+    return transformer_from_headers(checkpoint.name, ModelConfig.from_checkpoint(checkpoint), checkpoint.headers)
+
+
+def transformer_from_headers(name: str, config: ModelConfig, headers: Sequence[TensorHeader]) -> Transformer:
+    """The same of a checkpoint that may be closed by now."""
     table = (config.vocab_size, config.hidden_size)
     nbytes, num_values, by_label = Counter[str](), Counter[str](), Counter[str]()
-    for name, tensor in checkpoint.tensors.items():
+    for tensor in headers:
         if len(tensor.shape) < 2:
             group = "vectors"
         elif tensor.shape == table:
-            group = "embed_tokens" if "embd" in name or "embed" in name else "lm_head"
+            group = "embed_tokens" if "embd" in tensor.name or "embed" in tensor.name else "lm_head"
         else:
             group = "matrices"
         nbytes[group] += tensor.nbytes
@@ -135,4 +139,4 @@ def transformer_from_checkpoint(checkpoint: Checkpoint) -> Transformer:
     bits = TensorBits(*(8 * nbytes[group] / max(num_values[group], 1) for group in groups))
     labels = [label for label, _ in by_label.most_common()]
     format = replace(stored_format(labels[0]), name=", ".join(labels), bits=bits.matrices)
-    return Transformer(checkpoint.name, config, StoredWeights(format, bits))
+    return Transformer(name, config, StoredWeights(format, bits))

@@ -269,7 +269,7 @@ def test_a_second_thread_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
         thread.join()
 
     llm.add_request("a", PROMPT, GREEDY)
-    monkeypatch.setattr(llm._scheduler, "commit", intrude)  # in the middle of a step
+    monkeypatch.setattr(llm.engine._scheduler, "commit", intrude)  # in the middle of a step
     llm.step()
     assert len(caught) == 3
     monkeypatch.undo()

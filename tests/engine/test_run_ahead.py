@@ -22,7 +22,7 @@ PROMPT = list(range(40, 60))
 
 @pytest.fixture
 def make_deferred(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeDeferred:
-    monkeypatch.setattr("numba_engine.engine.create_backend", DeferredBackend)
+    monkeypatch.setattr("numba_engine.engine.loading.create_backend", DeferredBackend)
 
     def make(**settings: Any) -> LLM:
         return LLM(str(tiny_path), EngineConfig(**{"num_threads": 2, "num_kv_blocks": 128, **settings}))
@@ -31,7 +31,7 @@ def make_deferred(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeDefer
 
 
 def backend_of(llm: LLM) -> DeferredBackend:
-    backend = llm._backend
+    backend = llm.engine.backend
     assert isinstance(backend, DeferredBackend)
     return backend
 

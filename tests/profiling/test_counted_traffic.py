@@ -159,7 +159,7 @@ def test_calls_lie_end_to_end_and_know_their_layer(textbook: tuple[list[StepProf
 
 
 def test_counting_ends_with_the_profile(llm: LLM, textbook: object) -> None:
-    backend: Any = llm._backend
+    backend: Any = llm.engine.backend
     backend.gated_activation(
         backend.empty((1, 8), np.dtype(np.float32)), backend.upload(np.ones((1, 16), np.float32)), "silu"
     )

@@ -33,6 +33,7 @@ from numba_engine import (
     Timings,
     TokenLogprob,
     Usage,
+    ValidRequest,
     model_of_size,
 )
 
@@ -165,7 +166,7 @@ class FakeLLM:
             raise InvalidRequestError(*bad)
         return self.tokenize("".join(f"{m['role']}:{m['content']}\n" for m in messages))
 
-    def validate(self, prompt: str | Sequence[int], params: SamplingParams) -> list[int]:
+    def validate(self, prompt: str | Sequence[int], params: SamplingParams) -> ValidRequest:
         token_ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         if not token_ids:
             raise InvalidRequestError(FieldViolation("prompt", "has no tokens; give at least one"))
@@ -174,20 +175,19 @@ class FakeLLM:
         for name, ids in (("prompt", token_ids), ("sampling.stop_token_ids", params.stop_token_ids)):
             if any(i >= VOCAB_SIZE for i in ids):
                 raise InvalidRequestError(FieldViolation(name, "is not in the vocabulary"))
-        return token_ids
+        return ValidRequest(tuple(token_ids), params)
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
-    def add_request(self, request_id: str, prompt: str | Sequence[int], params: SamplingParams | None = None) -> None:
+    def add_request(self, request_id: str, request: ValidRequest) -> None:
         if self.fail_in_add is not None:
             raise self.fail_in_add
-        params = params or self.default_sampling
-        token_ids = self.validate(prompt, params)
         if len(self._waiting) + len(self._running) >= self._max_num_seqs + self._max_waiting:
             raise QueueFullError(len(self._waiting), self._max_waiting, 1.5)
-        self.seen_params.append(params)
-        self.seen_prompts.append(token_ids)
-        self._waiting.append(_Request(request_id, token_ids, params))
+        prompt = list(request.token_ids)
+        self.seen_params.append(request.params)
+        self.seen_prompts.append(prompt)
+        self._waiting.append(_Request(request_id, prompt, request.params))
 
     def abort(self, request_id: str) -> RequestOutput | None:
         outputs = [output for output in self._unclaimed if output.request_id == request_id]

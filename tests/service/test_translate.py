@@ -66,7 +66,7 @@ sampling = st.fixed_dictionaries(
 def test_sampling_is_taken_as_it_is_or_refused_by_field(fields: dict[str, Any]) -> None:
     request = api.GenerateRequest(prompt="a", sampling=api.SamplingParams(**fields))
     try:
-        _, params = translate.prepared(FakeLLM(), request)
+        params = translate.prepared(FakeLLM(), request).params
     except InvalidRequestError as error:
         paths = [v.field for v in translate.in_fields_of(request, error).violations]
         assert paths
@@ -154,8 +154,10 @@ def test_a_profile_is_work_or_refused(request: api.ProfileRequest) -> None:
     else:
         assert bool(work.prompts) != bool(work.live_steps)
         assert len(work.prompts) <= llm.stats.max_num_seqs
-        assert [len(p) for p in work.warm_up_prompts] == [len(p) for p in work.prompts if work.warm_up_steps]
-        assert all(llm.validate(prompt, work.params) for prompt in (*work.prompts, *work.warm_up_prompts))
+        assert [len(p.token_ids) for p in work.warm_up_prompts] == [
+            len(p.token_ids) for p in work.prompts if work.warm_up_steps
+        ]
+        assert all(llm.validate(p.token_ids, p.params) == p for p in (*work.prompts, *work.warm_up_prompts))
 
 
 def test_an_error_of_starting_a_server_is_a_bug_in_a_running_one() -> None:

@@ -49,7 +49,7 @@ def seeded(max_tokens: int, **sampling: Any) -> SamplingParams:
 
 def launches_of(llm: LLM) -> dict[DecodeSize, int]:
     """Launches of each recording."""
-    graphs = llm._runner._graphs
+    graphs = llm.engine._runner._graphs
     assert graphs is not None
     return {size: recording.num_launches for size, recording in graphs._recordings.items()}
 
@@ -63,8 +63,8 @@ def plain(llm: LLM) -> set[int]:
 @contextmanager
 def copies_counted(llm: LLM) -> Iterator[Counter[str]]:
     """Calls of the device that move data to or from the host."""
-    assert isinstance(llm._backend, CudaBackend)
-    device, counts = llm._backend.device, Counter[str]()
+    assert isinstance(llm.engine.backend, CudaBackend)
+    device, counts = llm.engine.backend.device, Counter[str]()
     with pytest.MonkeyPatch.context() as patch:
         for name in ("upload", "write", "download", "empty", "download_later"):
 

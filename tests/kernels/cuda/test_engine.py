@@ -67,6 +67,6 @@ def test_demo_model_says_what_it_says_on_the_cpu(backend: BackendName, demo_path
     assert all(on_cpu)
     llm, on_gpu = run(backend)
     assert on_gpu == on_cpu
-    graphs = llm._runner._graphs
+    graphs = llm.engine._runner._graphs
     assert graphs is not None
     assert [size.num_rows for size in graphs._recordings] == [2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numba_engine.backends.sampling import Sampled
 from numba_engine.outputs import (
     FinishReason,
     PositionLogprobs,
@@ -146,10 +147,19 @@ class Request:
         )
 
 
-def position_logprobs(
-    tokenizer: Tokenizer, chosen: tuple[int, float], top: list[tuple[int, float]]
-) -> PositionLogprobs:
+def logprobs_of_row(sampled: Sampled, row: int, num_top: int | None, tokenizer: Tokenizer) -> PositionLogprobs | None:
+    """Of the token drawn in a row and of the likeliest ``num_top``; None where none were asked for."""
+    if num_top is None:
+        return None
+    assert sampled.logprobs is not None
+    assert sampled.top_token_ids is not None
+    assert sampled.top_logprobs is not None
+
     def named(token_id: int, logprob: float) -> TokenLogprob:
         return TokenLogprob(token_id, logprob, tokenizer.token_text(token_id))
 
-    return PositionLogprobs(chosen=named(*chosen), top=tuple(named(*candidate) for candidate in top))
+    top = zip(sampled.top_token_ids[row, :num_top].tolist(), sampled.top_logprobs[row, :num_top].tolist(), strict=True)
+    return PositionLogprobs(
+        chosen=named(int(sampled.token_ids[row]), float(sampled.logprobs[row])),
+        top=tuple(named(*candidate) for candidate in top),
+    )
