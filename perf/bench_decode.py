@@ -25,6 +25,7 @@ from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.config import EngineConfig
 from numba_engine.execution.kv_cache import allocate_kv_cache
 from numba_engine.execution.model_runner import ModelRunner
+from numba_engine.formats import BF16, FORMATS, Q4_0, Q8_0
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.decoder import Decoder
 from numba_engine.model.rope import build_rope_table
@@ -32,13 +33,11 @@ from numba_engine.model.weights import ModelWeights
 from numba_engine.sampling_params import SamplingParams
 from numba_engine.scheduling.scheduler import ScheduledSequence, ScheduledStep
 from numba_engine.scheduling.sequence import Sequence
-from numba_engine.storage import StorageFormat
 from perf.gpu_time import Deadline, Report, plain_read_gbps
 from perf.random_model import CONFIGS, clear, make_backend, random_model, streamed_bytes
 
 BLOCK_SIZE = 16
-FORMATS = {"BF16": StorageFormat.BF16, "Q8_0": StorageFormat.Q8_0, "Q4_0": StorageFormat.Q4_0}
-ALL_FORMATS = {format.label: format for format in StorageFormat}
+TIMED = {format.name: format for format in (BF16, Q8_0, Q4_0)}
 SWITCHES = ((True, True), (False, True), (True, False), (False, False))
 """(fusion, graph): as shipped first."""
 
@@ -72,7 +71,7 @@ class Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("8b", "1b"), action="append", help="Llama shapes; default both.")
-    parser.add_argument("--format", choices=tuple(ALL_FORMATS), action="append", help=f"Default {', '.join(FORMATS)}.")
+    parser.add_argument("--format", choices=tuple(FORMATS), action="append", help=f"Default {', '.join(TIMED)}.")
     parser.add_argument("--out", type=Path, help="Write the results here as JSON, after each one.")
     parser.add_argument("--minutes", type=float, default=60, help="Start nothing after this long.")
     parser.add_argument("--dry-run", action="store_true", help="A tiny model on the PTX executor.")
@@ -84,12 +83,12 @@ def main() -> None:
     gpu = {"name": backend.device_name, "read_gbps": read_gbps}
     report = Report(options.out, gpu=gpu, dry_run=options.dry_run)
     models = ("tiny",) if options.dry_run else tuple(options.model or ("8b", "1b"))
-    formats = options.format or (["Q4_0"] if options.dry_run else list(FORMATS))
+    formats = options.format or (["Q4_0"] if options.dry_run else list(TIMED))
     for model, format in product(models, formats):
         if not deadline.allows(f"{model} {format}"):
             continue
         gc.collect()
-        weights = random_model(backend, CONFIGS[model], ALL_FORMATS[format])
+        weights = random_model(backend, CONFIGS[model], FORMATS[format])
         for fusion, graph, workload in _cases(options.dry_run):
             name = f"{model} {format} {workload.num_seqs} × {workload.context} fusion={fusion} graph={graph}"
             if not deadline.allows(name):

@@ -27,14 +27,14 @@ from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, RopeT
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.layers import GatedMlp, Layer
 from numba_engine.backends.sampling import SamplingBatch
+from numba_engine.formats import BF16, F16, Q4_0, Q4_1, Q8_0, Format
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.weights import attention_of
-from numba_engine.storage import StorageFormat
 from perf.gpu_time import Deadline, Report, plain_read_gbps, seconds_of
 from perf.random_model import CONFIGS, clear, copied_weight, make_backend, random_weight
 
 BLOCK_SIZE = 16
-FORMATS = (StorageFormat.BF16, StorageFormat.Q8_0, StorageFormat.Q4_0, StorageFormat.Q4_1, StorageFormat.F16)
+FORMATS = (BF16, Q8_0, Q4_0, Q4_1, F16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,16 @@ def _matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def _linear_cases(
-    backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, sizes: Sizes, format: StorageFormat
+    backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, sizes: Sizes, format: Format
 ) -> Iterator[Case]:
     for name, (rows, columns) in _matrices(config).items():
         weights = _copies(backend, random_weight(backend, rng, format, rows, columns), sizes.rotating_bytes)
-        prompts = sizes.prompts if format in (StorageFormat.BF16, StorageFormat.Q4_0) else ()
+        prompts = sizes.prompts if format in (BF16, Q4_0) else ()
         for num_rows in (*sizes.rows, *prompts):
             x, out = _floats(backend, num_rows, columns), _floats(backend, num_rows, rows)
             calls = [partial(backend.linear, out, x, weight) for weight in weights]
             nbytes = weights[0].nbytes + x.nbytes + out.nbytes
-            yield Case("linear", f"{format.label} {name} × {num_rows}", calls, nbytes, 2.0 * num_rows * rows * columns)
+            yield Case("linear", f"{format.name} {name} × {num_rows}", calls, nbytes, 2.0 * num_rows * rows * columns)
 
 
 def _copies(backend: CudaBackend, weight: Weight, total_bytes: int) -> list[Weight]:
@@ -174,7 +174,7 @@ def _phase_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelCo
     """As the decoder calls them, one token."""
     context = sizes.contexts[0]
     shape = replace(attention_of(config), rope=_rope_table(backend, config, context))
-    for format in (StorageFormat.BF16, StorageFormat.Q8_0, StorageFormat.Q4_0):
+    for format in (BF16, Q8_0, Q4_0):
         layer = replace(_layer(backend, rng, config, format), attention=shape)
         qkv_weights = _copies(backend, layer.qkv_proj, sizes.rotating_bytes)
         gate_up_weights = _copies(backend, layer.mlp.gate_up_proj, sizes.rotating_bytes)
@@ -194,19 +194,19 @@ def _phase_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelCo
             )
             for w in qkv_weights
         ]
-        yield Case("norm_qkv_rope_store", f"{format.label} 1 row", calls, layer.qkv_proj.nbytes)
+        yield Case("norm_qkv_rope_store", f"{format.name} 1 row", calls, layer.qkv_proj.nbytes)
         calls = [
             partial(backend.norm_gate_up_act, mlp, gate_up, normed, residual, replace(layer.mlp, gate_up_proj=w))
             for w in gate_up_weights
         ]
-        yield Case("norm_gate_up_act", f"{format.label} 1 row", calls, layer.mlp.gate_up_proj.nbytes)
+        yield Case("norm_gate_up_act", f"{format.name} 1 row", calls, layer.mlp.gate_up_proj.nbytes)
         head = random_weight(backend, rng, format, config.vocab_size, config.hidden_size)
         last, logits, rows = _floats(backend, 1, config.hidden_size), _floats(backend, 1, config.vocab_size), batch
         call = partial(backend.norm_lm_head, logits, last, residual, rows.logit_rows, layer.attn_norm, head)
-        yield Case("norm_lm_head", f"{format.label} 1 row", [call], head.nbytes)
+        yield Case("norm_lm_head", f"{format.name} 1 row", [call], head.nbytes)
 
 
-def _layer(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, format: StorageFormat) -> Layer:
+def _layer(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, format: Format) -> Layer:
     weights = {name: random_weight(backend, rng, format, *size) for name, size in _matrices(config).items()}
     norm = Norm(backend.upload(np.ones(config.hidden_size, np.float32)), config.rms_norm_eps)
     mlp = GatedMlp(norm, weights["gate_up"], "silu", weights["down"])
@@ -222,7 +222,7 @@ def _small_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelCo
     head_norm = Norm(_floats(backend, shape.head_dim), 1e-5)
     position, row = backend.upload(np.array([3], np.int32)), backend.upload(np.zeros(1, np.int32))
     cache = _cache(backend, config, 4)
-    embeddings = random_weight(backend, rng, StorageFormat.BF16, 1024, config.hidden_size)
+    embeddings = random_weight(backend, rng, BF16, 1024, config.hidden_size)
     ops = {
         "rms_norm": (partial(backend.rms_norm, x, x, norm), 3 * x.nbytes),
         "gated_activation": (partial(backend.gated_activation, mlp, gate_up, "silu"), 3 * mlp.nbytes),

@@ -20,7 +20,7 @@ from numba_engine.backends.arrays import Batch, KVCacheLayer, Norm, RopeTable, W
 from numba_engine.backends.cpu.backend import CpuBackend
 from numba_engine.backends.layers import Attention, GatedMlp, Layer
 from numba_engine.config import EngineConfig
-from numba_engine.storage import StorageFormat, StoredTensor
+from numba_engine.formats import F16, FORMATS, Q4_1, Q8_0, Format, StoredTensor
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152
 BLOCK_SIZE = 16
@@ -28,7 +28,7 @@ BLOCK_SIZE = 16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--format", choices=[f.label for f in StorageFormat], default="Q4_1")
+    parser.add_argument("--format", choices=list(FORMATS), default="Q4_1")
     parser.add_argument("--tokens", type=int, default=1, help="tokens in the step (a chunk of one sequence)")
     parser.add_argument("--sequences", type=int, default=1, help="sequences of one token each, instead of a chunk")
     parser.add_argument("--context", type=int, default=128, help="tokens in the cache, new ones included")
@@ -38,10 +38,10 @@ def main() -> None:
     options = parser.parse_args()
 
     backend = CpuBackend(EngineConfig(num_threads=options.threads, activation_dtype=options.activation_dtype))
-    format = next(f for f in StorageFormat if f.label == options.format)
+    format = FORMATS[options.format]
     rng = np.random.default_rng(0)
     layers = [random_layer(backend, rng, format) for _ in range(LAYERS)]
-    head = random_weight(backend, rng, StorageFormat.Q8_0 if format.is_quantized else format, VOCAB, HIDDEN)
+    head = random_weight(backend, rng, Q8_0 if format.is_quantized else format, VOCAB, HIDDEN)
     queries = [1] * options.sequences if options.sequences > 1 else [options.tokens]
     step = Step(backend, rng, queries, max(options.context, max(queries)))
 
@@ -161,7 +161,7 @@ def macs(phase: str, rows: int) -> float:
     return sizes.get(phase, 0) * rows
 
 
-def random_layer(backend: CpuBackend, rng: np.random.Generator, format: StorageFormat) -> Layer:
+def random_layer(backend: CpuBackend, rng: np.random.Generator, format: Format) -> Layer:
     def weight(rows: int, columns: int) -> Weight:
         return random_weight(backend, rng, format, rows, columns)
 
@@ -178,18 +178,16 @@ def random_layer(backend: CpuBackend, rng: np.random.Generator, format: StorageF
     )
 
 
-def random_weight(
-    backend: CpuBackend, rng: np.random.Generator, format: StorageFormat, rows: int, columns: int
-) -> Weight:
+def random_weight(backend: CpuBackend, rng: np.random.Generator, format: Format, rows: int, columns: int) -> Weight:
     """Random quants with small scales, written without the detour over floats."""
     data = rng.integers(0, 256, (rows, format.row_bytes(columns)), dtype=np.uint8)
     if format.is_quantized:
         blocks = data.reshape(rows, -1, format.block_bytes)
         blocks[..., 1] = 0x14  # f16 around 1e-3
-        if format is StorageFormat.Q4_1:
+        if format is Q4_1:
             blocks[..., 3] = 0x94
     else:
-        data.reshape(rows, columns, -1)[..., -1] = 0x3C if format is not StorageFormat.F16 else 0x28
+        data.reshape(rows, columns, -1)[..., -1] = 0x3C if format is not F16 else 0x28
     return backend.load_weight("random", [StoredTensor("random", format, (rows, columns), data)])
 
 

@@ -21,8 +21,8 @@ from statistics import median
 from typing import Any
 
 from numba_engine.errors import NumbaEngineError
+from numba_engine.formats import BF16
 from numba_engine.model.config import ModelConfig
-from numba_engine.storage import StorageFormat
 from perf.bench_decode import Workload, step_seconds
 from perf.gpu_time import Deadline, Report, plain_read_gbps
 from perf.random_model import CONFIGS, make_backend, random_model
@@ -82,7 +82,7 @@ def _missing(dry_run: bool) -> list[str]:
 def _ours(model: str, context: int, steps: int, dry_run: bool) -> float:
     backend = make_backend(dry_run)
     read_gbps = plain_read_gbps(backend, 1 << 20 if dry_run else 1 << 30)
-    weights = random_model(backend, CONFIGS[model], StorageFormat.BF16)
+    weights = random_model(backend, CONFIGS[model], BF16)
     seconds = step_seconds(backend, CONFIGS[model], weights, Workload(1, context, steps), fusion=True, graph=True)
     if not dry_run:
         print(f"plain read {read_gbps:.0f} GB/s")

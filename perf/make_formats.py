@@ -15,9 +15,9 @@ import gguf
 import platformdirs
 
 from numba_engine.checkpoint.demo import fetch_demo
-from numba_engine.storage import StorageFormat, StoredTensor, dequantize, quantize
+from numba_engine.formats import FORMATS, Q4_0, Q4_1, Q8_0, Format, StoredTensor, dequantize, quantize
 
-FORMATS = ("Q4_1", "Q4_0", "Q8_0", "F16", "BF16")
+MADE = ("Q4_1", "Q4_0", "Q8_0", "F16", "BF16")
 """Q4_1 is the demo model itself."""
 
 _FILE_TYPES = {
@@ -37,12 +37,12 @@ def model_file(label: str) -> Path:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_suffix(".part")
-        convert(source, unfinished, StorageFormat[label])
+        convert(source, unfinished, FORMATS[label])
         unfinished.replace(target)
     return target
 
 
-def convert(source: Path, target: Path, format: StorageFormat) -> None:
+def convert(source: Path, target: Path, format: Format) -> None:
     reader = gguf.GGUFReader(source)
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(target, architecture)
@@ -51,32 +51,32 @@ def convert(source: Path, target: Path, format: StorageFormat) -> None:
             continue
         element = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=element)
-    writer.add_file_type(_FILE_TYPES[format.label])
+    writer.add_file_type(_FILE_TYPES[format.name])
     for tensor in reader.tensors:
         stored = _restored(tensor, format)
         data = stored.data if len(stored.shape) > 1 else stored.data[0]
-        writer.add_tensor(stored.name, data, raw_dtype=gguf.GGMLQuantizationType[stored.format.label])
+        writer.add_tensor(stored.name, data, raw_dtype=gguf.GGMLQuantizationType[stored.format.name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _restored(tensor: gguf.ReaderTensor, format: StorageFormat) -> StoredTensor:
+def _restored(tensor: gguf.ReaderTensor, format: Format) -> StoredTensor:
     shape = tuple(int(extent) for extent in reversed(tensor.shape))
     rows = shape[0] if len(shape) > 1 else 1
     data = tensor.data.view("uint8").reshape(rows, -1)
-    stored = StoredTensor(tensor.name, StorageFormat[tensor.tensor_type.name], shape, data)
+    stored = StoredTensor(tensor.name, FORMATS[tensor.tensor_type.name], shape, data)
     if len(shape) == 1:
         return stored
-    if tensor.name == "token_embd.weight" and format in (StorageFormat.Q4_0, StorageFormat.Q4_1):
-        format = StorageFormat.Q8_0
+    if tensor.name == "token_embd.weight" and format in (Q4_0, Q4_1):
+        format = Q8_0
     return stored if stored.format is format else quantize(tensor.name, dequantize(stored), format)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("formats", nargs="+", choices=FORMATS)
+    parser.add_argument("formats", nargs="+", choices=MADE)
     for label in parser.parse_args().formats:
         path = model_file(label)
         print(f"{path} ({path.stat().st_size:,} bytes)")

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+from numba_engine.formats import BF16, Q4_0, Q4_1, Q8_0
 from numba_engine.profiling.decode_step import ModelStep, observe_decode, observe_prefill
 from numba_engine.profiling.kernel_model import MODELLED_GPUS
 from numba_engine.profiling.observed_model import MODELS
 from numba_engine.profiling.step_tables import step_name, step_record
-from numba_engine.storage import StorageFormat
 from perf.machine import describe
 
-FORMATS = (StorageFormat.BF16, StorageFormat.Q8_0, StorageFormat.Q4_0, StorageFormat.Q4_1)
+FORMATS = (BF16, Q8_0, Q4_0, Q4_1)
 
 
 def main() -> None:
@@ -57,11 +57,11 @@ def main() -> None:
 def _steps() -> Iterator[ModelStep]:
     for model, format in product(MODELS, FORMATS):
         yield observe_decode(model, format, (9, 0), context=128)
-    for model, format in product(MODELS, (StorageFormat.BF16, StorageFormat.Q4_0)):
+    for model, format in product(MODELS, (BF16, Q4_0)):
         yield observe_decode(model, format, (9, 0), num_seqs=8, context=128)
     for model in MODELS:
-        yield observe_decode(model, StorageFormat.BF16, (9, 0), context=8192)
-        yield observe_prefill(model, StorageFormat.BF16, (9, 0), num_tokens=512)
+        yield observe_decode(model, BF16, (9, 0), context=8192)
+        yield observe_prefill(model, BF16, (9, 0), num_tokens=512)
 
 
 if __name__ == "__main__":

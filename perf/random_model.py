@@ -17,10 +17,10 @@ from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.layers import GatedMlp, Layer
 from numba_engine.config import EngineConfig
+from numba_engine.formats import F16, F32, Q4_0, Q4_1, Q8_0, Format, StoredTensor
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.weights import ModelWeights, attention_of
 from numba_engine.profiling.observed_model import MODELS
-from numba_engine.storage import StorageFormat, StoredTensor
 
 CONFIGS = {
     "8b": MODELS["llama-3-8b"],
@@ -35,7 +35,7 @@ CONFIGS = {
         vocab_size=1024,
     ),
 }
-_SCALES = {StorageFormat.Q8_0: (2.7e-4,), StorageFormat.Q4_0: (4.3e-3,), StorageFormat.Q4_1: (4.3e-3, -7.5 * 4.3e-3)}
+_SCALES = {Q8_0: (2.7e-4,), Q4_0: (4.3e-3,), Q4_1: (4.3e-3, -7.5 * 4.3e-3)}
 _DRAWN_ROWS = 512
 
 
@@ -53,7 +53,7 @@ def make_backend(dry_run: bool, *, fusion: bool = True, graph: bool = True) -> C
     return CudaBackend(CudaDevice(), config, name="cuda")
 
 
-def random_model(backend: CudaBackend, config: ModelConfig, format: StorageFormat) -> ModelWeights:
+def random_model(backend: CudaBackend, config: ModelConfig, format: Format) -> ModelWeights:
     """All matrices in one format; the embedding is the head, whether tied or not: a step reads one row of it."""
     rng = np.random.default_rng(0)
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -82,14 +82,12 @@ def random_model(backend: CudaBackend, config: ModelConfig, format: StorageForma
     return ModelWeights(embed_tokens=head, layers=layers, final_norm=norm, lm_head=head)
 
 
-def random_weight(
-    backend: CudaBackend, rng: np.random.Generator, format: StorageFormat, rows: int, columns: int
-) -> Weight:
+def random_weight(backend: CudaBackend, rng: np.random.Generator, format: Format, rows: int, columns: int) -> Weight:
     tensor = StoredTensor("random", format, (rows, columns), random_rows(rng, format, rows, columns))
     return backend.load_weight("random", [tensor])
 
 
-def random_rows(rng: np.random.Generator, format: StorageFormat, rows: int, columns: int) -> np.ndarray:
+def random_rows(rng: np.random.Generator, format: Format, rows: int, columns: int) -> np.ndarray:
     """uint8 [rows, row_bytes] as a checkpoint stores them: root mean square about 0.02, mean 0."""
     drawn = min(rows, _DRAWN_ROWS)
     if format.is_quantized:
@@ -98,9 +96,9 @@ def random_rows(rng: np.random.Generator, format: StorageFormat, rows: int, colu
         data.reshape(drawn, -1, format.block_bytes)[..., : scales.size] = scales
     else:
         values = rng.normal(0, 0.02, (drawn, columns)).astype(np.float32)
-        if format is StorageFormat.F32:
+        if format is F32:
             data = values.view(np.uint8)
-        elif format is StorageFormat.F16:
+        elif format is F16:
             data = values.astype(np.float16).view(np.uint8)
         else:
             data = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)

@@ -36,10 +36,10 @@ def demo_path() -> Path:
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random llama in Q8_0, with a tokenizer and a chat template."""
-    from numba_engine.storage import StorageFormat
+    from numba_engine.formats import Q8_0
     from tests.tiny_models import TinyModel, write_gguf
 
-    return write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TinyModel(), format=StorageFormat.Q8_0)
+    return write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TinyModel(), format=Q8_0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,8 +19,8 @@ import gguf
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from numba_engine.formats import BF16, F16, F32, Format, StoredTensor, dequantize, quantize
 from numba_engine.model.config import Llama3RopeScaling
-from numba_engine.storage import StorageFormat, StoredTensor, dequantize, quantize
 
 SPECIAL_TOKENS = ("<|begin|>", "<|im_start|>", "<|im_end|>")
 """Token ids 0, 1 and 2; the first begins texts, the last ends answers."""
@@ -41,8 +41,8 @@ _HF_CLASS = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-_SAFETENSORS_DTYPE = {StorageFormat.F32: "F32", StorageFormat.F16: "F16", StorageFormat.BF16: "BF16"}
-_TORCH_DTYPE = {StorageFormat.F32: "float32", StorageFormat.F16: "float16", StorageFormat.BF16: "bfloat16"}
+_SAFETENSORS_DTYPE = {F32: "F32", F16: "F16", BF16: "BF16"}
+_TORCH_DTYPE = {F32: "float32", F16: "float16", BF16: "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ def tiny_tensors(model: TinyModel) -> dict[str, np.ndarray]:
     return tensors
 
 
-def store(name: str, values: np.ndarray, format: StorageFormat) -> StoredTensor:
+def store(name: str, values: np.ndarray, format: Format) -> StoredTensor:
     """As converters do: 1-D tensors in F32, and F16 where rows are not whole blocks."""
     if values.ndim == 1:
-        return quantize(name, values, StorageFormat.F32)
+        return quantize(name, values, F32)
     fits = values.shape[1] % format.block_size == 0
-    return quantize(name, values, format if fits else StorageFormat.F16)
+    return quantize(name, values, format if fits else F16)
 
 
 # ---- Hugging Face ----------------------------------------------------------------------------------------------------
@@ -128,9 +128,9 @@ def write_hf(
     directory: Path,
     model: TinyModel,
     *,
-    format: StorageFormat = StorageFormat.F32,
+    format: Format = F32,
     num_shards: int = 1,
-    rounded_to: StorageFormat | None = None,
+    rounded_to: Format | None = None,
     rope_parameters: bool = False,
     generation_config: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -155,9 +155,7 @@ def write_hf(
     return directory
 
 
-def hf_config(
-    model: TinyModel, *, format: StorageFormat = StorageFormat.F32, rope_parameters: bool = False
-) -> dict[str, Any]:
+def hf_config(model: TinyModel, *, format: Format = F32, rope_parameters: bool = False) -> dict[str, Any]:
     """The model's config.json."""
     config: dict[str, Any] = {
         "architectures": [_HF_CLASS[model.architecture]],
@@ -265,8 +263,8 @@ def write_gguf(
     path: Path,
     model: TinyModel,
     *,
-    format: StorageFormat = StorageFormat.F32,
-    formats: Mapping[str, StorageFormat] | None = None,
+    format: Format = F32,
+    formats: Mapping[str, Format] | None = None,
 ) -> Path:
     """Write the model as llama.cpp's converter would; returns the path.
 
@@ -287,7 +285,7 @@ def write_gguf(
         _add_tensor(writer, store(name, values, chosen))
     if model.rope_scaling is not None:
         factors = llama3_frequency_divisors(model)
-        _add_tensor(writer, quantize("rope_freqs.weight", factors, StorageFormat.F32))
+        _add_tensor(writer, quantize("rope_freqs.weight", factors, F32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -369,7 +367,7 @@ def _add_gguf_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
 
 def _add_tensor(writer: gguf.GGUFWriter, tensor: StoredTensor) -> None:
     data = tensor.data if len(tensor.shape) > 1 else tensor.data[0]
-    writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType[tensor.format.label])
+    writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType[tensor.format.name])
 
 
 # ---- tokenizer -------------------------------------------------------------------------------------------------------

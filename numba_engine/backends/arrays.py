@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import Format
 
 
 class Array(Protocol):
@@ -29,7 +29,7 @@ class Array(Protocol):
 class Segment:
     """Consecutive rows of a weight that share one format. ``data`` is the backend's own layout."""
 
-    format: StorageFormat
+    format: Format
     num_rows: int
     nbytes: int
     """Bytes streamed to read it once; equals the checkpoint's bytes unless the backend pads."""

@@ -21,7 +21,7 @@ from numba_engine.backends.instruments import OpTimer, TrafficCounter
 from numba_engine.backends.layers import Activation, Attention, GatedMlp, Layer
 from numba_engine.backends.ops import Op, op
 from numba_engine.backends.sampling import Sampled, SamplingBatch
-from numba_engine.storage import StorageFormat, StoredTensor
+from numba_engine.formats import Format, StoredTensor
 
 
 class Backend(ABC):
@@ -76,7 +76,7 @@ class Backend(ABC):
     def read_bandwidth_gbps(self) -> float:
         """Bandwidth of plainly reading memory larger than any cache, GB/s, measured here with the backend's threads."""
 
-    def peak_gflops(self, format: StorageFormat) -> tuple[float, str] | None:
+    def peak_gflops(self, format: Format) -> tuple[float, str] | None:
         """(GFLOP/s of multiplying matrices of a format without waiting for memory, with which instruction), measured
         here with the backend's threads; None where that is not measured."""
         return None

@@ -10,7 +10,7 @@ import numpy as np
 from numba_engine.backends.arrays import Array, Weight
 from numba_engine.backends.base import Backend
 from numba_engine.backends.ops import Op
-from numba_engine.storage import StorageFormat, StoredTensor
+from numba_engine.formats import Format, StoredTensor
 
 
 class DelegatingBackend(Backend):
@@ -53,7 +53,7 @@ class DelegatingBackend(Backend):
     def read_bandwidth_gbps(self) -> float:
         return self.inner.read_bandwidth_gbps()
 
-    def peak_gflops(self, format: StorageFormat) -> tuple[float, str] | None:
+    def peak_gflops(self, format: Format) -> tuple[float, str] | None:
         return self.inner.peak_gflops(format)
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from numba_engine.checkpoint.mapped_file import MappedFile
-from numba_engine.storage import StorageFormat, StoredTensor
+from numba_engine.formats import Format, StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class TensorHeader:
     """A stored tensor without its values."""
 
     name: str
-    format: StorageFormat
+    format: Format
     shape: tuple[int, ...]
     nbytes: int
 

@@ -17,7 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC,
 from numba_engine.checkpoint.checkpoint import Checkpoint
 from numba_engine.checkpoint.mapped_file import MappedFile
 from numba_engine.errors import CheckpointError, UnsupportedModelError
-from numba_engine.storage import StorageFormat, StoredTensor
+from numba_engine.formats import FORMATS, Format, StoredTensor
 
 _VERSIONS = (2, 3)
 _MAX_KEYS = 1 << 16
@@ -28,7 +28,7 @@ _MAX_STRING_BYTES = 1 << 24
 _MAX_ARRAY_LENGTH = 1 << 24
 _MAX_ALIGNMENT = 1 << 20
 
-_FORMATS = {GGMLQuantizationType[format.label]: format for format in StorageFormat}
+_FORMATS = {GGMLQuantizationType[format.name]: format for format in FORMATS.values()}
 _SCALARS = {
     GGUFValueType.UINT8: "<u1",
     GGUFValueType.INT8: "<i1",
@@ -97,7 +97,7 @@ def _read_counts(reader: _Reader) -> tuple[int, int]:
     return num_tensors, num_keys
 
 
-def _read_tensor_info(reader: _Reader) -> tuple[str, tuple[int, ...], StorageFormat, int]:
+def _read_tensor_info(reader: _Reader) -> tuple[str, tuple[int, ...], Format, int]:
     """Name, shape (outermost first), format and offset from the start of the data."""
     name = reader.string("a tensor's name", _MAX_NAME_BYTES)
     (num_dimensions,) = reader.numbers("<I", f"tensor {name!r}")
@@ -116,13 +116,13 @@ def _read_tensor_info(reader: _Reader) -> tuple[str, tuple[int, ...], StorageFor
         raise UnsupportedModelError(
             f"ggml type of tensor {name!r}",
             ggml_type.name if ggml_type is not None else type_id,
-            ", ".join(supported.label for supported in StorageFormat),
+            ", ".join(FORMATS),
             file=reader.file,
         )
     assert GGML_QUANT_SIZES[ggml_type] == (format.block_size, format.block_bytes)
     if shape[-1] % format.block_size:
         raise reader.error(
-            f"has rows of {shape[-1]} values; {format.label} needs multiples of {format.block_size}", tensor=name
+            f"has rows of {shape[-1]} values; {format.name} needs multiples of {format.block_size}", tensor=name
         )
     return name, shape, format, offset
 
@@ -134,7 +134,7 @@ def _check_alignment(reader: _Reader, alignment: object) -> int:
 
 
 def _locate_tensors(
-    mapped: MappedFile, infos: list[tuple[str, tuple[int, ...], StorageFormat, int]], data_start: int, alignment: int
+    mapped: MappedFile, infos: list[tuple[str, tuple[int, ...], Format, int]], data_start: int, alignment: int
 ) -> dict[str, tuple[StoredTensor, MappedFile]]:
     """Views of the tensors' bytes, each inside the file, aligned, and apart from every other."""
     file = str(mapped.path)

@@ -18,12 +18,12 @@ from typing import Any, TypeGuard
 from numba_engine.checkpoint.checkpoint import Checkpoint
 from numba_engine.checkpoint.mapped_file import MappedFile
 from numba_engine.errors import CheckpointError, UnsupportedModelError
-from numba_engine.storage import StorageFormat, StoredTensor
+from numba_engine.formats import BF16, F16, F32, Format, StoredTensor
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors package
 _MAX_JSON_BYTES = 64 << 20
 _MAX_DIMENSIONS = 8
-_FORMATS = {"F32": StorageFormat.F32, "F16": StorageFormat.F16, "BF16": StorageFormat.BF16}
+_FORMATS = {"F32": F32, "F16": F16, "BF16": BF16}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _Tensors = dict[str, tuple[StoredTensor, MappedFile]]
@@ -132,7 +132,7 @@ def read_safetensors(path: Path) -> _Tensors:
     return tensors
 
 
-def _check_entry(name: str, entry: object, file: str) -> tuple[StorageFormat, tuple[int, ...], int, int]:
+def _check_entry(name: str, entry: object, file: str) -> tuple[Format, tuple[int, ...], int, int]:
     """Format, shape and byte range of one tensor, agreeing with each other."""
     if not isinstance(entry, dict):
         raise CheckpointError(f"header entry must be an object, got {entry!r:.80}", file=file, tensor=name)

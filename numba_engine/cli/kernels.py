@@ -11,8 +11,8 @@ from rich.table import Table
 
 from numba_engine.backends.cuda.availability import require_packages
 from numba_engine.cli.console import wide_console
+from numba_engine.formats import BF16, F32, FORMATS, Q4_0, Q8_0
 from numba_engine.profiling.kernel_model import MODELLED_GPUS, ModelledGpu
-from numba_engine.storage import StorageFormat
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.cards import KernelCard
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _CCS = ("8.0", "8.9", "9.0", "10.0")
 _MODELS = ("llama-3-8b", "llama-3.2-1b")
 _WIDTH = 180
-_FORMATS = tuple(format.label for format in StorageFormat)
-_PREDICTED = (StorageFormat.BF16, StorageFormat.Q8_0, StorageFormat.Q4_0)
+_FORMATS = tuple(FORMATS)
+_PREDICTED = (BF16, Q8_0, Q4_0)
 
 
 @click.command()
@@ -93,23 +93,24 @@ def kernels(
     1 if a kernel or a step misses a target; the column "misses" says which.
     """
     require_packages("ptx", ("numba_cuda",), "pip install -e '.[ptx]'")
+    from numba_engine.backends.cuda.kernels.packing import LAYOUTS
     from numba_engine.profiling.decode_step import observe_decode, observe_prefill
     from numba_engine.profiling.kernel_cards import kernel_cards
     from numba_engine.profiling.step_tables import step_record
 
     gpus = [MODELLED_GPUS[key] for key in gpu_keys]
-    chosen = [format for format in StorageFormat if format.label in formats]
+    chosen = [FORMATS[name] for name in _FORMATS if name in formats]
     cards: dict[str, list[KernelCard]] = {}
     for version in ccs if with_cards or wanted else ():
         _say(f"compiling the kernels for {version} and running them on the executor …")
-        cards[version] = kernel_cards(_numbers(version), lambda name: wanted in name, chosen or tuple(StorageFormat))
+        cards[version] = kernel_cards(_numbers(version), lambda name: wanted in name, chosen or (F32, *LAYOUTS))
     if wanted and not any(cards.values()):
         raise click.UsageError(f"no kernel has {wanted!r} in its name")
     cc = _numbers(ccs[0])
     steps: list[ModelStep] = []
     for model in models if not wanted else ():
         for format in chosen or _PREDICTED:
-            _say(f"running the launches of a step of {model} in {format.label} …")
+            _say(f"running the launches of a step of {model} in {format.name} …")
             steps.append(
                 observe_decode(model, format, cc, num_seqs=batch, context=context, fusion=fusion)
                 if prompt is None

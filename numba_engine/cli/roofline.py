@@ -12,6 +12,7 @@ from numba_engine.backends import create_backend
 from numba_engine.cli.console import wide_console
 from numba_engine.cli.roofline_options import planned_model, planned_model_options, workload_of, workload_options
 from numba_engine.config import EngineConfig
+from numba_engine.formats import BF16, F16, F32, Q8_0, Format
 from numba_engine.profiling.estimate_tables import estimate_tables
 from numba_engine.profiling.exports import estimate_as_json
 from numba_engine.profiling.hardware import (
@@ -25,7 +26,6 @@ from numba_engine.profiling.hardware import (
 )
 from numba_engine.profiling.planner import THIS_MACHINE, gpus_that_join
 from numba_engine.profiling.roofline import estimate, with_target
-from numba_engine.storage import StorageFormat
 
 
 @click.command()
@@ -68,15 +68,15 @@ def _gpu(name: str, weights: NumberFormat) -> Gpu:
     measured = None
     if peak is not None:
         gflops, instruction = peak
-        measured = MeasuredArithmetic(gflops / 1e3, instruction, stored_format(format.label).arithmetic)
+        measured = MeasuredArithmetic(gflops / 1e3, instruction, stored_format(format.name).arithmetic)
     memory_bytes = psutil.virtual_memory().total
     return measured_machine(backend.device_name, backend.read_bandwidth_gbps(), memory_bytes, measured)
 
 
-def _format_like(weights: NumberFormat) -> StorageFormat:
+def _format_like(weights: NumberFormat) -> Format:
     """One that the engine multiplies as it would these."""
     if weights.arithmetic == "int8":
-        return StorageFormat.Q8_0
+        return Q8_0
     if weights.arithmetic == "fp32":
-        return StorageFormat.F32
-    return StorageFormat.BF16 if weights.name.lower().startswith("bf16") else StorageFormat.F16
+        return F32
+    return BF16 if weights.name.lower().startswith("bf16") else F16

@@ -11,7 +11,7 @@ import numpy as np
 
 from numba_engine.checkpoint import Checkpoint
 from numba_engine.errors import CheckpointError, UnsupportedModelError
-from numba_engine.storage import dequantize
+from numba_engine.formats import dequantize
 
 _MAX_SIZE = 1 << 20  # of hidden_size and its like: far above any model, far below what could overflow a product
 _MAX_LAYERS = 1 << 12

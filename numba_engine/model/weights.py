@@ -13,8 +13,8 @@ from numba_engine.backends.base import Backend
 from numba_engine.backends.layers import Attention, GatedMlp, Layer
 from numba_engine.checkpoint import Checkpoint, Progress
 from numba_engine.errors import CheckpointError
+from numba_engine.formats import StoredTensor, dequantize, is_finite
 from numba_engine.model.config import ModelConfig
-from numba_engine.storage import StoredTensor, dequantize, is_finite
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ class ModelWeights:
         """Storage formats of the matrices, the one with most bytes first."""
         nbytes: Counter[str] = Counter()
         for segment in (segment for weight in self.matrices for segment in weight.segments):
-            nbytes[segment.format.label] += segment.nbytes
+            nbytes[segment.format.name] += segment.nbytes
         return tuple(label for label, _ in nbytes.most_common())
 
 
@@ -184,7 +184,7 @@ class _Loader:
         tensor = self._stored(name)
         if not is_finite(tensor):
             where = "scale" if tensor.format.is_quantized else "value"
-            raise self._error(f"holds a {where} that is NaN or infinite ({tensor.format.label})", tensor.name)
+            raise self._error(f"holds a {where} that is NaN or infinite ({tensor.format.name})", tensor.name)
         return tensor
 
     def _in_rotate_half_order(self, rows: np.ndarray, name: str) -> np.ndarray:

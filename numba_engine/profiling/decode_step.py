@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
 from numba_engine.backends.ptx.counters import SECTOR_BYTES
 from numba_engine.backends.traffic import Traffic
+from numba_engine.formats import Format
 from numba_engine.model.config import ModelConfig
 from numba_engine.profiling.forward_traffic import ForwardTraffic, TensorBits
 from numba_engine.profiling.kernel_model import ISSUE_PER_CLOCK, KernelWork, ModelledGpu, Prediction, predict
 from numba_engine.profiling.observed_model import KV, MODELS, TABLE, VECTOR, WEIGHT, ObservedModel
-from numba_engine.storage import StorageFormat
 
 MAX_LAUNCHES_PER_LAYER, MAX_OTHER_LAUNCHES = 5, 4
 MAX_MOVED_OVER_ONCE = 1.02
@@ -66,7 +66,7 @@ class ModelStep:
 
     model: str
     num_layers: int
-    format: StorageFormat
+    format: Format
     num_seqs: int
     query_len: int
     """1: decode."""
@@ -180,7 +180,7 @@ class IssueSum:
 
 def observe_decode(
     model: str,
-    format: StorageFormat,
+    format: Format,
     cc: tuple[int, int],
     *,
     num_seqs: int = 1,
@@ -198,7 +198,7 @@ def observe_decode(
 
 
 def observe_prefill(
-    model: str, format: StorageFormat, cc: tuple[int, int], *, num_tokens: int, fusion: bool = True
+    model: str, format: Format, cc: tuple[int, int], *, num_tokens: int, fusion: bool = True
 ) -> ModelStep:
     """As ``observe_decode``, one prompt up to its logits."""
     launches = ObservedModel(ObservingDevice(cc), MODELS[model], format, fusion=fusion).prefill(num_tokens)
@@ -207,7 +207,7 @@ def observe_prefill(
 
 def _model_step(
     model: str,
-    format: StorageFormat,
+    format: Format,
     launches: Sequence[ObservedLaunch],
     num_seqs: int,
     query_len: int,
@@ -242,7 +242,7 @@ def _step_launch(observed: ObservedLaunch, count: int) -> StepLaunch:
     return StepLaunch(observed.label, observed, count, weights, kv, activations)
 
 
-def _traffic(config: ModelConfig, format: StorageFormat, num_seqs: int, query_len: int, context: int) -> Traffic:
+def _traffic(config: ModelConfig, format: Format, num_seqs: int, query_len: int, context: int) -> Traffic:
     bits = format.block_bytes * 8 / format.block_size
     counted = ForwardTraffic(config, TensorBits(bits, bits, bits, 32), num_seqs, query_len, context)
     return counted.without_attention() + counted.attention()

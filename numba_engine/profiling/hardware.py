@@ -72,7 +72,7 @@ def find_format(name: str, formats: MappingProxyType[str, NumberFormat], what: s
 
 
 def stored_format(label: str) -> NumberFormat:
-    """By the label of a ``StorageFormat``."""
+    """By the name of a ``Format``."""
     return WEIGHT_FORMATS[{"F32": "fp32", "F16": "fp16"}.get(label, label.lower())]
 
 

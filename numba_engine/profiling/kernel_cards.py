@@ -10,11 +10,12 @@ import numpy as np
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.cards import KernelCard, kernel_card
+from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
 from numba_engine.backends.sampling import SamplingBatch
+from numba_engine.formats import F32, Format
 from numba_engine.profiling.observed_model import MODELS, TABLE, WEIGHT, ObservedModel
-from numba_engine.storage import StorageFormat
 
 FEW_ROWS = (1, 2, 4, 8)
 """Rows of activations for which every weight byte shall be read once."""
@@ -28,7 +29,7 @@ _EXTRAS = replace(_SLICE, hidden_size=1024, intermediate_size=1024, has_qkv_bias
 def kernel_cards(
     cc: tuple[int, int],
     wanted: Callable[[str], bool] = lambda name: True,
-    formats: Sequence[StorageFormat] = tuple(StorageFormat),
+    formats: Sequence[Format] = (F32, *LAYOUTS),
     rows: Sequence[int] = FEW_ROWS,
 ) -> list[KernelCard]:
     """Cards of all kernels (or those whose name passes), in the order a forward pass first uses them.

@@ -15,12 +15,12 @@ from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
 from numba_engine.backends.layers import GatedMlp, Layer
 from numba_engine.backends.sampling import SamplingBatch
 from numba_engine.config import EngineConfig, KVCacheDtype
+from numba_engine.formats import Format, StoredTensor
 from numba_engine.model.activations import Activations
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.decoder import Decoder
 from numba_engine.model.rope import build_rope_table
 from numba_engine.model.weights import ModelWeights, attention_of
-from numba_engine.storage import StorageFormat, StoredTensor
 
 WEIGHT, KV, VECTOR, TABLE = "weight", "kv", "vector", "table"
 """How the names of arrays begin: matrices that are read whole, keys and values, norms and biases, and a table of which
@@ -72,7 +72,7 @@ class ObservedModel:
         self,
         device: ObservingDevice,
         config: ModelConfig,
-        format: StorageFormat,
+        format: Format,
         *,
         fusion: bool = True,
         kv_cache_dtype: KVCacheDtype = "float16",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from numba_engine.backends.base import Backend
 from numba_engine.errors import ConfigError
+from numba_engine.formats import FORMATS, Q8_0, Format
 from numba_engine.profiling.hardware import GPUS, Gpu, find_gpu
 from numba_engine.profiling.report import Peaks
-from numba_engine.storage import StorageFormat
 
 SIMULATED_GPU = GPUS["h200"]
 """What ``ptx`` predicts times for: the kernels it runs are compiled for this architecture."""
@@ -27,7 +27,7 @@ _PLANES = 2
 def peaks_of(backend: Backend, weight_formats: Sequence[str]) -> Peaks:
     """The backend's device, as measured here, for a model whose weights are mostly of the first of the formats. Takes a
     moment, in which nothing else should run."""
-    format = next(format for format in StorageFormat if format.label == weight_formats[0])
+    format = FORMATS[weight_formats[0]]
     if backend.counter is not None:
         return simulated_peaks(format)
     gflops, source, arithmetic = _arithmetic_peak(backend, format)
@@ -41,7 +41,7 @@ def peaks_of(backend: Backend, weight_formats: Sequence[str]) -> Peaks:
     )
 
 
-def simulated_peaks(format: StorageFormat = StorageFormat.Q8_0) -> Peaks:
+def simulated_peaks(format: Format = Q8_0) -> Peaks:
     """Of the GPU that stands behind the executor's predictions."""
     gpu = SIMULATED_GPU
     gflops, arithmetic = _tensor_core_peak(gpu, format)
@@ -56,7 +56,7 @@ def simulated_peaks(format: StorageFormat = StorageFormat.Q8_0) -> Peaks:
     )
 
 
-def _arithmetic_peak(backend: Backend, format: StorageFormat) -> tuple[float | None, str, str]:
+def _arithmetic_peak(backend: Backend, format: Format) -> tuple[float | None, str, str]:
     """(GFLOP/s, source, which arithmetic)."""
     measured = backend.peak_gflops(format)
     if measured is not None:
@@ -71,7 +71,7 @@ def _arithmetic_peak(backend: Backend, format: StorageFormat) -> tuple[float | N
     return None, "unknown", "not measured"
 
 
-def _tensor_core_peak(gpu: Gpu, format: StorageFormat) -> tuple[float | None, str]:
+def _tensor_core_peak(gpu: Gpu, format: Format) -> tuple[float | None, str]:
     """(GFLOP/s of the model's, of which units)."""
     tera, name = (gpu.int8_tops, "int8") if format.is_quantized else (gpu.fp16_tflops, "fp16")
     return (tera * 1e3 / _PLANES if tera else None), f"{name} tensor cores, two planes"

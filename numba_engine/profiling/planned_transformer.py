@@ -134,7 +134,7 @@ def transformer_from_headers(name: str, config: ModelConfig, headers: Sequence[T
         nbytes[group] += tensor.nbytes
         num_values[group] += math.prod(tensor.shape)
         if group != "vectors":
-            by_label[tensor.format.label] += tensor.nbytes
+            by_label[tensor.format.name] += tensor.nbytes
     groups = ("embed_tokens", "lm_head", "matrices", "vectors")
     bits = TensorBits(*(8 * nbytes[group] / max(num_values[group], 1) for group in groups))
     labels = [label for label, _ in by_label.most_common()]

@@ -16,7 +16,7 @@ def step_record(step: ModelStep, gpus: Sequence[ModelledGpu]) -> dict[str, Any]:
     """For JSON. Times and shares are predictions, everything else was counted."""
     return {
         "model": step.model,
-        "format": step.format.label,
+        "format": step.format.name,
         "num_seqs": step.num_seqs,
         "query_len": step.query_len,
         "context": step.context,
@@ -109,7 +109,7 @@ def _of_gpu(step: ModelStep, gpu: ModelledGpu) -> str:
 
 def step_name(step: ModelStep) -> str:
     what = f"decode {step.num_seqs} × {step.context}" if step.is_decode else f"prompt of {step.context}"
-    return f"{step.model} {step.format.label} {what}"
+    return f"{step.model} {step.format.name} {what}"
 
 
 def _table(names: Sequence[str], *, left: int) -> Table:

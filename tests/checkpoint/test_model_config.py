@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from numba_engine.checkpoint import open_checkpoint
 from numba_engine.checkpoint.checkpoint import Checkpoint
 from numba_engine.errors import CheckpointError, UnsupportedModelError
+from numba_engine.formats import F32, StoredTensor, quantize
 from numba_engine.model.config import ModelConfig, RopeFrequencyDivisors, default_sampling
 from numba_engine.model.rope import inverse_frequencies
 from numba_engine.sampling_params import SamplingParams
-from numba_engine.storage import StorageFormat, StoredTensor, quantize
 from tests.tiny_models import BOS_TOKEN_ID, EOS_TOKEN_ID, LLAMA3_ROPE, TinyModel, hf_config, write_gguf, write_hf
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -326,7 +326,7 @@ def read_gguf(
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         **(changes or {}),
     }
-    embedding = StoredTensor("token_embd.weight", StorageFormat.F32, (vocab_size, 64), data=None)  # type: ignore[arg-type]
+    embedding = StoredTensor("token_embd.weight", F32, (vocab_size, 64), data=None)  # type: ignore[arg-type]
     stored = {"token_embd.weight": embedding, **(tensors or {})}
     checkpoint = Checkpoint(
         "gguf",
@@ -423,7 +423,7 @@ def test_gguf_numbers_that_cannot_be(changes: dict[str, Any], says: str) -> None
     ],
 )
 def test_gguf_rope_divisors_that_cannot_be(values: list[float], says: str) -> None:
-    tensor = quantize("rope_freqs.weight", values, StorageFormat.F32)  # type: ignore[arg-type]
+    tensor = quantize("rope_freqs.weight", values, F32)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=says) as raised:
         read_gguf(tensors={"rope_freqs.weight": tensor})
     assert raised.value.tensor == "rope_freqs.weight"

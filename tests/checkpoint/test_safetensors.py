@@ -17,7 +17,7 @@ import safetensors.numpy
 from numba_engine.checkpoint import open_checkpoint
 from numba_engine.checkpoint.safetensors import read_safetensors
 from numba_engine.errors import CheckpointError, UnsupportedModelError
-from numba_engine.storage import StorageFormat, dequantize, quantize
+from numba_engine.formats import BF16, F16, F32, Format, dequantize, quantize
 from tests.tiny_models import TinyModel, tiny_tensors, write_hf, write_safetensors
 
 TWO = {
@@ -52,14 +52,14 @@ def test_reads_what_the_safetensors_package_writes(tmp_path: Path) -> None:
 
 
 def test_the_safetensors_package_reads_what_the_tests_write(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "x.safetensors", {"m": quantize("m", np.arange(6).reshape(2, 3), StorageFormat.BF16)})
+    write_safetensors(tmp_path / "x.safetensors", {"m": quantize("m", np.arange(6).reshape(2, 3), BF16)})
     with safetensors.safe_open(tmp_path / "x.safetensors", "np") as file:
         assert file.get_slice("m").get_dtype() == "BF16"
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
-@pytest.mark.parametrize("format", [StorageFormat.F32, StorageFormat.F16, StorageFormat.BF16], ids=lambda f: f.label)
-def test_a_checkpoint_is_read_as_written(tmp_path: Path, format: StorageFormat, num_shards: int) -> None:
+@pytest.mark.parametrize("format", [F32, F16, BF16], ids=lambda f: f.name)
+def test_a_checkpoint_is_read_as_written(tmp_path: Path, format: Format, num_shards: int) -> None:
     model = TinyModel("qwen3")
     write_hf(tmp_path, model, format=format, num_shards=num_shards)
     expected = tiny_tensors(model)

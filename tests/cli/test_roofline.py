@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from numba_engine.formats import F16, Format
 from numba_engine.profiling.hardware import GPUS
-from numba_engine.storage import StorageFormat
 
 Run = Callable[..., Result]
 
@@ -115,8 +115,8 @@ def test_this_machine_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
         def read_bandwidth_gbps(self) -> float:
             return 35.0
 
-        def peak_gflops(self, format: StorageFormat) -> tuple[float, str] | None:
-            assert format is StorageFormat.F16, "weights are fp16"
+        def peak_gflops(self, format: Format) -> tuple[float, str] | None:
+            assert format is F16, "weights are fp16"
             return self.peak
 
     module = importlib.import_module("numba_engine.cli.roofline")  # the package has the command by that name

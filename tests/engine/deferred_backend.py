@@ -22,7 +22,7 @@ from numba_engine.backends.ops import Op
 from numba_engine.backends.replay import DecodeSampling, Drawn, ReplayBackend
 from numba_engine.backends.sampling import Sampled, SamplingBatch
 from numba_engine.config import EngineConfig
-from numba_engine.storage import StoredTensor
+from numba_engine.formats import StoredTensor
 
 Command = Callable[[], None]
 

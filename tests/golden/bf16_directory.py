@@ -15,7 +15,7 @@ import numpy as np
 from gguf.quants import dequantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from numba_engine.storage import StorageFormat, quantize
+from numba_engine.formats import BF16, quantize
 from tests.tiny_models import write_safetensors
 
 _NAMES = {
@@ -49,7 +49,7 @@ def write_bf16_directory(gguf_file: Path, directory: Path) -> Path:
             if part in tensor.name:
                 values = halves_apart(values, num_heads)
         name = hf_name(tensor.name)
-        tensors[name] = quantize(name, values, StorageFormat.BF16)
+        tensors[name] = quantize(name, values, BF16)
     write_safetensors(directory / "model.safetensors", tensors)
     ends = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
     tokens = metadata["tokenizer.ggml.tokens"]

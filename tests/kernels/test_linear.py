@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 
 from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.backends.cpu.packing import QUANT_BYTES
 from numba_engine.config import ActivationDtype
-from numba_engine.storage import StorageFormat, StoredTensor, dequantize, quantize
+from numba_engine.formats import BF16, F16, FORMATS, Q4_0, Q4_1, Q8_0, Format, StoredTensor, dequantize, quantize
 from tests.kernels.conftest import MakeBackend, instruction_sets
 from tests.reference import ops as reference
 
-FORMATS = list(StorageFormat)
-QUANTIZED = [f for f in FORMATS if f.is_quantized]
+ALL = [f for f in FORMATS.values() if not f.is_quantized or f in QUANT_BYTES]
+QUANTIZED = [f for f in ALL if f.is_quantized]
 SHAPES = [(1, 32), (7, 96), (33, 576), (192, 1536)]  # out_features, in_features
 FLOAT_SHAPES = [(1, 1), (7, 33), (17, 258), (192, 576)]
 
 
-def matrix(rng: np.random.Generator, format: StorageFormat, rows: int, columns: int) -> StoredTensor:
+def matrix(rng: np.random.Generator, format: Format, rows: int, columns: int) -> StoredTensor:
     return quantize("w", rng.standard_normal((rows, columns), dtype=np.float32), format)
 
 
@@ -35,27 +36,27 @@ def assert_close(out: np.ndarray, expected: np.ndarray, x: np.ndarray, weight: n
     assert np.all(np.abs(out - expected) <= 2e-6 * bound + 1e-6)
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.label)
+@pytest.mark.parametrize("format", ALL, ids=lambda f: f.name)
 @pytest.mark.parametrize("activation_dtype", get_args(ActivationDtype))
 def test_equals_the_reference(
-    make_backend: MakeBackend, rng: np.random.Generator, format: StorageFormat, activation_dtype: ActivationDtype
+    make_backend: MakeBackend, rng: np.random.Generator, format: Format, activation_dtype: ActivationDtype
 ) -> None:
     backend = make_backend(activation_dtype)
     int8 = activation_dtype == "int8" and format.is_quantized
-    bf16 = activation_dtype == "int8" and format is StorageFormat.BF16
+    bf16 = activation_dtype == "int8" and format is BF16
     for rows, columns in SHAPES if format.is_quantized else FLOAT_SHAPES:
         tensor = matrix(rng, format, rows, columns)
         weight = dequantize(tensor)
         bias = rng.standard_normal(rows, dtype=np.float32)
         for num_tokens in (1, 7, 33):
             x = rng.standard_normal((num_tokens, columns), dtype=np.float32)
-            seen = dequantize(quantize("x", x, StorageFormat.BF16)) if bf16 else x
+            seen = dequantize(quantize("x", x, BF16)) if bf16 else x
             expected = reference.linear_int8(x, weight, bias) if int8 else reference.linear(seen, weight, bias)
             assert_close(run(backend, tensor, x, bias), expected, x, weight)
 
 
 def test_bf16_rounds_to_even_and_keeps_what_is_not_finite(backend: CpuBackend) -> None:
-    one = quantize("w", np.ones((1, 1), dtype=np.float32), StorageFormat.BF16)
+    one = quantize("w", np.ones((1, 1), dtype=np.float32), BF16)
     ulp = np.float32(2**-7)
     x = np.array([1 + ulp / 2, 1 + ulp * 1.5, 1 + ulp * 0.51, -1 - ulp * 0.49, np.inf, -np.inf], dtype=np.float32)
     expected = np.array([1, 1 + 2 * ulp, 1 + ulp, -1, np.inf, -np.inf], dtype=np.float32)
@@ -64,10 +65,10 @@ def test_bf16_rounds_to_even_and_keeps_what_is_not_finite(backend: CpuBackend) -
     assert np.isnan(run(backend, one, nan[:, None])).all()
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.label)
+@pytest.mark.parametrize("format", ALL, ids=lambda f: f.name)
 @pytest.mark.parametrize("activation_dtype", get_args(ActivationDtype))
 def test_a_row_is_the_same_bits_in_any_company_and_on_any_threads(
-    make_backend: MakeBackend, rng: np.random.Generator, format: StorageFormat, activation_dtype: ActivationDtype
+    make_backend: MakeBackend, rng: np.random.Generator, format: Format, activation_dtype: ActivationDtype
 ) -> None:
     tensor = matrix(rng, format, 257, 96)
     x = rng.standard_normal((64, 96), dtype=np.float32)
@@ -79,10 +80,10 @@ def test_a_row_is_the_same_bits_in_any_company_and_on_any_threads(
         assert np.array_equal(together, alone)
 
 
-@pytest.mark.parametrize("format", [*QUANTIZED, StorageFormat.BF16], ids=lambda f: f.label)
+@pytest.mark.parametrize("format", [*QUANTIZED, BF16], ids=lambda f: f.name)
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_every_instruction_set_gives_the_same_bits(
-    make_backend: MakeBackend, rng: np.random.Generator, format: StorageFormat, isa: str
+    make_backend: MakeBackend, rng: np.random.Generator, format: Format, isa: str
 ) -> None:
     tensor = matrix(rng, format, 40, 160)
     x = rng.standard_normal((15, 160), dtype=np.float32)
@@ -95,12 +96,12 @@ def test_extreme_integers_do_not_saturate(make_backend: MakeBackend, isa: str) -
     weight[:, ::2] = 127
     x = np.where(weight > 0, np.float32(127), np.float32(-127))[:1]
     for sign in (1, -1):
-        out = run(make_backend(isa=isa), quantize("w", weight, StorageFormat.Q8_0), sign * x)
+        out = run(make_backend(isa=isa), quantize("w", weight, Q8_0), sign * x)
         assert np.array_equal(out, np.full((1, 16), sign * 64 * 127.0 * 127.0, dtype=np.float32))
 
 
 def test_zero_activations_give_zero(backend: CpuBackend, rng: np.random.Generator) -> None:
-    for format in FORMATS:
+    for format in ALL:
         out = run(backend, matrix(rng, format, 20, 64), np.zeros((3, 64), dtype=np.float32))
         assert np.array_equal(out, np.zeros((3, 20)))
 
@@ -109,13 +110,13 @@ def test_zero_activations_give_zero(backend: CpuBackend, rng: np.random.Generato
 def test_not_a_number_stays_in_its_row(backend: CpuBackend, rng: np.random.Generator, value: float) -> None:
     x = rng.standard_normal((9, 64), dtype=np.float32)
     x[4, 40] = value
-    out = run(backend, matrix(rng, StorageFormat.Q4_1, 20, 64), x)
+    out = run(backend, matrix(rng, Q4_1, 20, 64), x)
     assert np.isnan(out[4]).all()
     assert np.isfinite(np.delete(out, 4, axis=0)).all()
 
 
 def test_activations_of_any_size(backend: CpuBackend, rng: np.random.Generator) -> None:
-    tensor = matrix(rng, StorageFormat.Q8_0, 20, 64)
+    tensor = matrix(rng, Q8_0, 20, 64)
     x = rng.standard_normal((7, 64), dtype=np.float32)
     x *= np.array([1e-38, 1e-30, 1e-10, 1, 1e10, 1e20, 1e33], dtype=np.float32)[:, None]
     assert_close(run(backend, tensor, x), reference.linear_int8(x, dequantize(tensor)), x, dequantize(tensor))
@@ -129,13 +130,13 @@ def test_stacked_parts_of_unlike_formats_and_odd_heights(
     parts = [
         matrix(rng, format, rows, 64)
         for format, rows in (
-            (StorageFormat.Q4_1, 32), (StorageFormat.Q4_1, 7), (StorageFormat.Q4_1, 16),
-            (StorageFormat.F16, 5), (StorageFormat.Q8_0, 16),
+            (Q4_1, 32), (Q4_1, 7), (Q4_1, 16),
+            (F16, 5), (Q8_0, 16),
         )
     ]  # fmt: skip
     weight = backend.load_weight("qkv", parts)
     assert weight.shape == (76, 64)
-    assert [(s.format.label, s.num_rows) for s in weight.segments] == [
+    assert [(s.format.name, s.num_rows) for s in weight.segments] == [
         ("Q4_1", 39), ("Q4_1", 16), ("F16", 5), ("Q8_0", 16)
     ]  # fmt: skip
     x = rng.standard_normal((3, 64), dtype=np.float32)
@@ -145,7 +146,7 @@ def test_stacked_parts_of_unlike_formats_and_odd_heights(
 
 
 def test_linear_add_adds(backend: CpuBackend, rng: np.random.Generator) -> None:
-    tensor = matrix(rng, StorageFormat.Q4_0, 33, 96)
+    tensor = matrix(rng, Q4_0, 33, 96)
     x = rng.standard_normal((7, 96), dtype=np.float32)
     residual = rng.standard_normal((7, 33), dtype=np.float32)
     expected = residual + run(backend, tensor, x)
@@ -154,7 +155,7 @@ def test_linear_add_adds(backend: CpuBackend, rng: np.random.Generator) -> None:
 
 
 def test_weights_take_the_bytes_of_their_file(backend: CpuBackend, rng: np.random.Generator) -> None:
-    for format in FORMATS:
+    for format in ALL:
         tensor = matrix(rng, format, 192, 576)
         assert backend.load_weight("w", [tensor]).nbytes == tensor.nbytes
 
@@ -162,6 +163,6 @@ def test_weights_take_the_bytes_of_their_file(backend: CpuBackend, rng: np.rando
 def test_nothing_is_written_outside_the_output(backend: CpuBackend, rng: np.random.Generator) -> None:
     memory = np.full((6, 7), 5.0, dtype=np.float32)
     backend.linear(memory[2:4], rng.standard_normal((2, 32), dtype=np.float32),
-                   backend.load_weight("w", [matrix(rng, StorageFormat.Q4_1, 7, 32)]))  # fmt: skip
+                   backend.load_weight("w", [matrix(rng, Q4_1, 7, 32)]))  # fmt: skip
     assert np.array_equal(memory[[0, 1, 4, 5]], np.full((4, 7), 5.0))
     assert not (memory[2:4] == 5.0).any()

@@ -11,15 +11,15 @@ from numba_engine.backends.arrays import Norm
 from numba_engine.backends.base import Backend
 from numba_engine.backends.cpu.backend import CpuBackend
 from numba_engine.backends.layers import GatedMlp
-from numba_engine.storage import StorageFormat, StoredTensor, quantize
+from numba_engine.formats import BF16, F16, Q4_1, Q8_0, Format, StoredTensor, quantize
 from tests.kernels.conftest import MakeBackend
 
 HIDDEN = 2048  # long enough for blocks of x to be cut unlike in unlike formats
 EPS = 1e-5
 
 
-def mlp_of(backend: CpuBackend, rng: np.random.Generator, intermediate: int, *formats: StorageFormat) -> GatedMlp:
-    def matrix(rows: int, format: StorageFormat) -> StoredTensor:
+def mlp_of(backend: CpuBackend, rng: np.random.Generator, intermediate: int, *formats: Format) -> GatedMlp:
+    def matrix(rows: int, format: Format) -> StoredTensor:
         return quantize("w", rng.standard_normal((rows, HIDDEN), dtype=np.float32), format)
 
     norm = rng.standard_normal(HIDDEN).astype(np.float32)
@@ -32,9 +32,9 @@ def mlp_of(backend: CpuBackend, rng: np.random.Generator, intermediate: int, *fo
 @pytest.mark.parametrize(
     ("intermediate", "formats"),
     [
-        (176, (StorageFormat.Q4_1, StorageFormat.Q4_1)),  # an odd number of groups
-        (192, (StorageFormat.Q8_0, StorageFormat.F16)),  # a segment each
-        (24, (StorageFormat.BF16, StorageFormat.BF16)),  # not whole groups
+        (176, (Q4_1, Q4_1)),  # an odd number of groups
+        (192, (Q8_0, F16)),  # a segment each
+        (24, (BF16, BF16)),  # not whole groups
     ],
 )
 def test_gate_up(
@@ -42,7 +42,7 @@ def test_gate_up(
     rng: np.random.Generator,
     rows: int,
     intermediate: int,
-    formats: tuple[StorageFormat, StorageFormat],
+    formats: tuple[Format, Format],
 ) -> None:
     backend = make_backend(num_threads=3)
     mlp = mlp_of(backend, rng, intermediate, *formats)
@@ -60,7 +60,7 @@ def test_gate_up(
 @pytest.mark.parametrize("rows", [1, 5, 20])
 def test_lm_head(backend: CpuBackend, rng: np.random.Generator, rows: int) -> None:
     head = backend.load_weight("head", [quantize("head", rng.standard_normal((1000, HIDDEN)).astype(np.float32),
-                                                 StorageFormat.Q8_0)])  # fmt: skip
+                                                 Q8_0)])  # fmt: skip
     residual = rng.standard_normal((40, HIDDEN), dtype=np.float32)
     norm = rng.standard_normal(HIDDEN).astype(np.float32)
     wanted = rng.permutation(40)[:rows].astype(np.int32)

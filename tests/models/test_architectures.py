@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numba_engine.config import EngineConfig
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import BF16, Q4_0, Q4_1, Q8_0, Format
 from tests.golden.forward import Forward
 from tests.models.cases import CASES, GOLDEN_FILE, POSITIONS, PROMPT
 from tests.tiny_models import write_gguf, write_hf
@@ -35,8 +35,8 @@ def test_gguf_says_the_same_as_hugging_face(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(from_gguf, golden[name], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("format", [StorageFormat.Q4_0, StorageFormat.Q4_1, StorageFormat.Q8_0, StorageFormat.BF16])
-def test_quantised_weights_say_what_their_values_say(format: StorageFormat, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", [Q4_0, Q4_1, Q8_0, BF16])
+def test_quantised_weights_say_what_their_values_say(format: Format, tmp_path: Path) -> None:
     """The same rounded values, once packed in a GGUF file and once as float32."""
     model = CASES["llama_gqa1_dim64"]
     packed = logits(write_gguf(tmp_path / "model.gguf", model, format=format))

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numba_engine.storage import StorageFormat, StoredTensor, dequantize
+from numba_engine.backends.cuda.kernels.packing import LAYOUTS
+from numba_engine.formats import BF16, F32, Q4_0, Format, StoredTensor, dequantize
 from perf import bench_decode, gpu_time
 from perf.random_model import CONFIGS, copied_weight, make_backend, random_model, random_rows, streamed_bytes
 
@@ -43,8 +44,8 @@ def test_decode_is_timed_on_the_executor(tmp_path: Path, monkeypatch: pytest.Mon
         assert result["share_of_read"] == pytest.approx(result["floor_ms"] / result["step_ms"])
 
 
-@pytest.mark.parametrize("format", list(StorageFormat), ids=lambda format: format.label)
-def test_random_weights_are_as_large_as_real_ones(format: StorageFormat) -> None:
+@pytest.mark.parametrize("format", [F32, *LAYOUTS], ids=lambda format: format.name)
+def test_random_weights_are_as_large_as_real_ones(format: Format) -> None:
     """Rows beyond those drawn repeat them."""
     rows, columns = 600, 96
     data = random_rows(np.random.default_rng(0), format, rows, columns)
@@ -57,7 +58,7 @@ def test_random_weights_are_as_large_as_real_ones(format: StorageFormat) -> None
 
 def test_a_model_streams_as_many_bytes_as_its_shape_says() -> None:
     backend, config = make_backend(dry_run=True), replace(CONFIGS["tiny"], vocab_size=128)
-    weights = random_model(backend, config, StorageFormat.BF16)
+    weights = random_model(backend, config, BF16)
     layer = (4 + 2 * 2) * 64 * 256 + 256 * 256 + 2 * 512 * 256 + 256 * 512
     assert streamed_bytes(weights) == 2 * (2 * layer + 128 * 256)
     first, second = (each.mlp.down_proj.segments[0].data for each in weights.layers)
@@ -67,7 +68,7 @@ def test_a_model_streams_as_many_bytes_as_its_shape_says() -> None:
 
 def test_copies_lie_elsewhere() -> None:
     backend = make_backend(dry_run=True)
-    weight = random_model(backend, replace(CONFIGS["tiny"], vocab_size=32), StorageFormat.Q4_0).lm_head
+    weight = random_model(backend, replace(CONFIGS["tiny"], vocab_size=32), Q4_0).lm_head
     copy = copied_weight(backend, weight)
     assert copy.shape == weight.shape
     assert copy.segments[0].data.on_device.pointer != weight.segments[0].data.on_device.pointer

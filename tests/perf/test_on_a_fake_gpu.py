@@ -15,7 +15,7 @@ from numba_engine.backends.cuda.cuda_device import CudaDevice
 from numba_engine.backends.ptx import PtxDevice
 from numba_engine.backends.ptx.memory import GLOBAL_BASE
 from numba_engine.config import EngineConfig
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import BF16, Q8_0
 from perf.bench_decode import Workload, step_seconds
 from perf.gpu_time import plain_read_gbps
 from perf.random_model import CONFIGS, clear, copied_weight, random_model, random_weight
@@ -60,7 +60,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
 
 
 def test_weights_are_copied_and_memory_is_cleared_on_the_device(backend: CudaBackend) -> None:
-    weight = random_weight(backend, np.random.default_rng(3), StorageFormat.Q8_0, 40, 128)
+    weight = random_weight(backend, np.random.default_rng(3), Q8_0, 40, 128)
     data, copy = (each.segments[0].data for each in (weight, copied_weight(backend, weight)))
     assert copy.on_device.pointer != data.on_device.pointer
     np.testing.assert_array_equal(backend.download(copy), backend.download(data))
@@ -75,5 +75,5 @@ def test_a_plain_read_is_recorded_and_timed_by_events(backend: CudaBackend) -> N
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_steps_are_timed_recorded_and_not(backend: CudaBackend, graph: bool) -> None:
-    weights = random_model(backend, TINY, StorageFormat.BF16)
+    weights = random_model(backend, TINY, BF16)
     assert step_seconds(backend, TINY, weights, Workload(1, 18, 1), fusion=True, graph=graph) > 0

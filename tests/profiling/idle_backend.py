@@ -12,9 +12,9 @@ from numba_engine.backends.arrays import Batch, KVCacheLayer, Segment, Weight
 from numba_engine.backends.base import Backend
 from numba_engine.backends.ops import Op
 from numba_engine.backends.sampling import Sampled
+from numba_engine.formats import StoredTensor
 from numba_engine.model.activations import Activations
 from numba_engine.model.decoder import Decoder
-from numba_engine.storage import StoredTensor
 
 
 class FakeClock:

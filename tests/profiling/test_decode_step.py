@@ -9,11 +9,11 @@ from click.testing import CliRunner
 
 from numba_engine.backends.cuda.ptxas import find_ptxas
 from numba_engine.cli import cli
+from numba_engine.formats import BF16, Q8_0
 from numba_engine.profiling import decode_step
 from numba_engine.profiling.decode_step import IssueSum, ModelStep, observe_decode
 from numba_engine.profiling.kernel_model import MODELLED_GPUS
 from numba_engine.profiling.step_tables import step_record
-from numba_engine.storage import StorageFormat
 
 pytestmark = pytest.mark.skipif(find_ptxas() is None, reason="ptxas (pip install nvidia-cuda-nvcc) was not found")
 
@@ -24,7 +24,7 @@ MATRICES = 16 * (3072 * 2048 + 2048 * 2048 + 2 * 8192 * 2048 + 2048 * 8192) + 12
 
 @pytest.fixture(scope="module")
 def step() -> ModelStep:
-    return observe_decode("llama-3.2-1b", StorageFormat.BF16, (9, 0), context=513)
+    return observe_decode("llama-3.2-1b", BF16, (9, 0), context=513)
 
 
 def test_every_weight_is_read_once_from_memory(step: ModelStep) -> None:
@@ -88,7 +88,7 @@ def test_the_command_predicts_steps(step: ModelStep, monkeypatch: pytest.MonkeyP
     arguments = "kernels --no-cards --model llama-3.2-1b --format q8_0 --gpu a100-80gb --batch 2 --context 40"
     result = CliRunner().invoke(cli, [*arguments.split(), "--no-fusion", "--json"])
     options = {"num_seqs": 2, "context": 40, "fusion": False}
-    assert asked == [(("llama-3.2-1b", StorageFormat.Q8_0, (9, 0)), options)]
+    assert asked == [(("llama-3.2-1b", Q8_0, (9, 0)), options)]
     output = json.loads(result.stdout)
     assert output["cards"] == []
     (record,) = output["steps"]
@@ -97,7 +97,7 @@ def test_the_command_predicts_steps(step: ModelStep, monkeypatch: pytest.MonkeyP
     assert result.exit_code == bool(record["predicted"]["a100-80gb"]["misses"])
     monkeypatch.setattr(decode_step, "observe_prefill", observed)
     CliRunner().invoke(cli, [*arguments.split(), "--prompt", "70", "--json"])
-    assert asked[1] == (("llama-3.2-1b", StorageFormat.Q8_0, (9, 0)), {"num_tokens": 70, "fusion": True})
+    assert asked[1] == (("llama-3.2-1b", Q8_0, (9, 0)), {"num_tokens": 70, "fusion": True})
     table = CliRunner().invoke(cli, arguments.split()).output
     assert "llama-3.2-1b BF16 decode 1 × 513" in table
     assert "of 4 issue slots" in table

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from numba_engine import LLM, EngineConfig, SamplingParams
+from numba_engine.formats import F16, Q8_0
 from numba_engine.profiling.explain.answers import answers
 from numba_engine.profiling.explain.caches import CacheLevel, cpu_caches
 from numba_engine.profiling.explain.close_up import CloseUp, CloseUpStep
@@ -32,13 +33,11 @@ from numba_engine.profiling.explain.walk import (
     near_of,
     phases_of,
 )
-from numba_engine.storage import StorageFormat
 from tests.reference import sampling as reference
 from tests.tiny_models import TinyModel, write_gguf
 
 MODEL = TinyModel(vocab_size=352, intermediate_size=128)  # sizes that no backend has to pad
 PROMPT = list(range(60, 97))
-F16, Q8_0 = StorageFormat.F16, StorageFormat.Q8_0
 
 
 # ---- stages: by hand -------------------------------------------------------------------------------------------------

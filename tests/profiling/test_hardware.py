@@ -7,6 +7,7 @@ import math
 import pytest
 
 from numba_engine.errors import ConfigError
+from numba_engine.formats import F32, Q4_0, Q4_1, Q8_0, Format
 from numba_engine.profiling.hardware import (
     GIB,
     GPUS,
@@ -24,7 +25,6 @@ from numba_engine.profiling.hardware import (
     find_gpu,
     measured_machine,
 )
-from numba_engine.storage import StorageFormat
 
 
 def test_the_table_has_the_gpus_that_were_asked_for() -> None:
@@ -86,9 +86,9 @@ def test_the_link_depends_on_how_many_gpus_it_joins() -> None:
         gpu.link(9)
 
 
-@pytest.mark.parametrize("stored", [StorageFormat.Q8_0, StorageFormat.Q4_0, StorageFormat.Q4_1, StorageFormat.F32])
-def test_formats_take_the_bits_that_the_engine_s_own_do(stored: StorageFormat) -> None:
-    name = {"F32": "fp32"}.get(stored.label, stored.label.lower())
+@pytest.mark.parametrize("stored", [Q8_0, Q4_0, Q4_1, F32])
+def test_formats_take_the_bits_that_the_engine_s_own_do(stored: Format) -> None:
+    name = {"F32": "fp32"}.get(stored.name, stored.name.lower())
     assert WEIGHT_FORMATS[name].nbytes(4096) == stored.row_bytes(4096)
 
 

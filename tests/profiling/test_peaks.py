@@ -6,9 +6,9 @@ import pytest
 
 from numba_engine.backends.cpu.backend import CpuBackend
 from numba_engine.config import EngineConfig
+from numba_engine.formats import BF16, F16, Q4_0, Format
 from numba_engine.profiling.hardware import GPUS
 from numba_engine.profiling.peaks import peaks_of
-from numba_engine.storage import StorageFormat
 from tests.profiling.idle_backend import FakeClock, IdleBackend
 
 
@@ -59,13 +59,13 @@ def test_a_device_that_is_in_no_table_has_no_arithmetic_peak() -> None:
 @pytest.mark.parametrize(
     ("activation_dtype", "format", "arithmetic"),
     [
-        ("int8", StorageFormat.Q4_0, "int8 dot products, two planes"),
-        ("int8", StorageFormat.BF16, "bf16 dot products"),
-        ("int8", StorageFormat.F16, "float32 fma"),
-        ("float32", StorageFormat.BF16, "float32 fma"),
+        ("int8", Q4_0, "int8 dot products, two planes"),
+        ("int8", BF16, "bf16 dot products"),
+        ("int8", F16, "float32 fma"),
+        ("float32", BF16, "float32 fma"),
     ],
 )
-def test_a_cpu_is_measured_as_it_multiplies(activation_dtype: str, format: StorageFormat, arithmetic: str) -> None:
+def test_a_cpu_is_measured_as_it_multiplies(activation_dtype: str, format: Format, arithmetic: str) -> None:
     backend = CpuBackend(EngineConfig(backend="cpu", num_threads=1, activation_dtype=activation_dtype))  # type: ignore[arg-type]
     measured = backend.peak_gflops(format)
     assert measured[1].startswith(f"{arithmetic} (")

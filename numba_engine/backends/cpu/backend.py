@@ -44,7 +44,7 @@ from numba_engine.backends.cpu.weights import CpuWeight, WeightMemory, allocate,
 from numba_engine.backends.layers import Activation, Attention, GatedMlp, Layer
 from numba_engine.backends.sampling import Sampled, SamplingBatch
 from numba_engine.config import EngineConfig
-from numba_engine.storage import StorageFormat, StoredTensor
+from numba_engine.formats import Format, StoredTensor
 
 _BANDWIDTH_BYTES = 1 << 28
 _NONE = np.empty(0, dtype=np.float32)
@@ -117,7 +117,7 @@ class CpuBackend(Backend):
             best = max(best, buffer.nbytes / (time.perf_counter() - start) / 1e9)
         return best
 
-    def peak_gflops(self, format: StorageFormat) -> tuple[float, str]:
+    def peak_gflops(self, format: Format) -> tuple[float, str]:
         """Best of the passes that fit into 0.2 s. In two planes of int8, two of bytes make one of the model's."""
         buffer = allocate(BUFFER_BYTES)
         buffer[:] = 1

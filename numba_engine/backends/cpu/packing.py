@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from numba_engine.backends.cpu.intrinsics import LANES
-from numba_engine.storage import StorageFormat, StoredTensor
+from numba_engine.formats import BF16, Q4_0, Q4_1, Q8_0, Format, StoredTensor
 
-QUANT_BYTES = {StorageFormat.Q8_0: 32, StorageFormat.Q4_0: 16, StorageFormat.Q4_1: 16}
-NUM_SCALES = {StorageFormat.Q8_0: 1, StorageFormat.Q4_0: 1, StorageFormat.Q4_1: 2}
+QUANT_BYTES = {Q8_0: 32, Q4_0: 16, Q4_1: 16}
+NUM_SCALES = {Q8_0: 1, Q4_0: 1, Q4_1: 2}
 
 _LEAST_BYTES_A_THREAD = 1 << 18
 
@@ -32,7 +32,7 @@ _LEAST_BYTES_A_THREAD = 1 << 18
 class GroupLayout:
     """Sizes within one group of 16 rows."""
 
-    format: StorageFormat
+    format: Format
     in_features: int
 
     @property
@@ -43,7 +43,7 @@ class GroupLayout:
 
     @property
     def group_bytes(self) -> int:
-        if self.format is StorageFormat.BF16:
+        if self.format is BF16:
             return (self.in_features + 1) // 2 * 4 * LANES
         if not self.format.is_quantized:
             return self.in_features * self.format.block_bytes * LANES
@@ -80,7 +80,7 @@ def pack(tensor: StoredTensor, out: np.ndarray, num_threads: int = 1) -> None:
 
 def _pack_groups(data: np.ndarray, layout: GroupLayout, out: np.ndarray) -> None:
     groups = out.shape[0]
-    if layout.format is StorageFormat.BF16:
+    if layout.format is BF16:
         values = np.ascontiguousarray(data).view(np.uint16)
         if layout.in_features % 2:
             values = np.pad(values, ((0, 0), (0, 1)))
@@ -100,7 +100,7 @@ def _pack_groups(data: np.ndarray, layout: GroupLayout, out: np.ndarray) -> None
     scale_out[...] = words[..., :scales].transpose(0, 2, 3, 1)
     quant_out = out[:, layout.scale_bytes :].view(np.uint16).reshape(groups, blocks, quants // 4, LANES, 2)
     quant_in = words[..., scales:].reshape(groups, LANES, blocks, quants // 4, 2).transpose(0, 2, 3, 1, 4)
-    if layout.format is StorageFormat.Q8_0:
+    if layout.format is Q8_0:
         np.bitwise_xor(quant_in, np.uint16(0x8080), out=quant_out)
     else:
         quant_out[...] = quant_in

@@ -12,8 +12,9 @@ from numba_engine.backends.arrays import Segment, Weight
 from numba_engine.backends.cpu.intrinsics import InstructionSet
 from numba_engine.backends.cpu.kernels.linear import NEXT, NEXT_BYTES, TABLE_FIELDS, WEIGHTS, linear_kernel
 from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8
-from numba_engine.backends.cpu.packing import GroupLayout, num_groups, pack
-from numba_engine.storage import StorageFormat, StoredTensor
+from numba_engine.backends.cpu.packing import QUANT_BYTES, GroupLayout, num_groups, pack
+from numba_engine.errors import BackendUnavailableError
+from numba_engine.formats import Format, StoredTensor
 
 _HUGE_PAGE_BYTES = 1 << 21
 _SLAB_BYTES = 1 << 28
@@ -39,6 +40,9 @@ def load_weight(
     """Stack matrices of equal in_features by rows; neighbours of one format share a segment where groups allow it."""
     in_features = tensors[0].shape[1]
     assert all(t.shape[1] == in_features for t in tensors)
+    for tensor in tensors:
+        if tensor.format.is_quantized and tensor.format not in QUANT_BYTES:
+            raise BackendUnavailableError(f"{tensor.name} is stored as {tensor.format}, which backend cpu does not run")
     segments: list[Segment] = []
     table = []
     first_row = 0
@@ -77,11 +81,11 @@ def _runs(tensors: Sequence[StoredTensor]) -> list[list[StoredTensor]]:
     return runs
 
 
-def x_form(format: StorageFormat) -> int:
+def x_form(format: Format) -> int:
     """What weights are multiplied with unless it is to be float32."""
     if format.is_quantized:
         return INT8
-    return BF16 if format is StorageFormat.BF16 else F32
+    return BF16 if format.float_type == "bf16" else F32
 
 
 class WeightMemory:

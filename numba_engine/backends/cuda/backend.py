@@ -25,7 +25,7 @@ from numba_engine.backends.cuda.kernels.linear import PackedSegment, linear, sta
 from numba_engine.backends.cuda.kernels.norm_gate_up_act import norm_gate_up_act
 from numba_engine.backends.cuda.kernels.norm_linear import norm_linear
 from numba_engine.backends.cuda.kernels.norm_qkv_rope_store import Destination, norm_qkv_rope_store
-from numba_engine.backends.cuda.kernels.packing import looked_up_row_bytes, pack
+from numba_engine.backends.cuda.kernels.packing import LAYOUTS, looked_up_row_bytes, pack
 from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.kernels.rms_norm import rms_norm
 from numba_engine.backends.cuda.kernels.rope import rope
@@ -37,7 +37,7 @@ from numba_engine.backends.replay import DecodeSampling, Drawn, Pending, Recordi
 from numba_engine.backends.sampling import Sampled, SamplingBatch
 from numba_engine.config import EngineConfig
 from numba_engine.errors import BackendUnavailableError
-from numba_engine.storage import StoredTensor
+from numba_engine.formats import F32, StoredTensor
 
 _READ_BYTES = 1 << 30
 """Enough to be larger than any cache; less where it already takes long."""
@@ -92,6 +92,11 @@ class CudaBackend(ReplayBackend):
             raise BackendUnavailableError(
                 f"{name} has {in_features} columns; backend {self.name} takes multiples of 4. Use backend cpu."
             )
+        for tensor in tensors:
+            if tensor.format is not F32 and tensor.format not in LAYOUTS:
+                raise BackendUnavailableError(
+                    f"{tensor.name} is stored as {tensor.format}, which backend {self.name} does not run"
+                )
         segments = []
         for format, group in groupby(tensors, key=lambda tensor: tensor.format):
             parts = [np.asarray(tensor.data) for tensor in group]

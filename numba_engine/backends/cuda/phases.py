@@ -10,12 +10,12 @@ from numba_engine.backends.cuda.kernels.linear import PackedSegment
 from numba_engine.backends.cuda.kernels.packing import TILE_ROWS
 from numba_engine.backends.cuda.kernels.streaming import TOKENS
 from numba_engine.backends.layers import Attention
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import F32
 
 
 def fuses_norm(num_rows: int, segments: list[PackedSegment]) -> bool:
     """Whether rms_norm can be part of the matrix product that follows."""
-    return num_rows <= TOKENS[-1] and all(segment.format is not StorageFormat.F32 for segment in segments)
+    return num_rows <= TOKENS[-1] and all(segment.format is not F32 for segment in segments)
 
 
 def fuses_activation(num_rows: int, segments: list[PackedSegment], size: int) -> bool:

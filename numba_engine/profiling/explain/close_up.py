@@ -155,5 +155,5 @@ def _matrix(args: tuple[Any, ...]) -> Matrix | None:
                 weight = arg.gate_up_proj
     if weight is None:
         return None
-    formats = tuple(dict.fromkeys(segment.format.label for segment in weight.segments))
+    formats = tuple(dict.fromkeys(segment.format.name for segment in weight.segments))
     return Matrix(weight.name, weight.shape, formats, weight.nbytes)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from statistics import mean
 from typing import Any
 
+from numba_engine.formats import FORMATS
 from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.explain.caches import CacheLevel
 from numba_engine.profiling.explain.close_up import CallProfile, CloseUpStep, Matrix, NamedShape
 from numba_engine.profiling.explain.stages import Choice
 from numba_engine.profiling.report import OpProfile, sum_ops
-from numba_engine.storage import StorageFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ def embedding_row(token: Token, embedding: Phase) -> EmbeddingRow:
     return EmbeddingRow(
         token=token,
         table=table,
-        row_bytes=StorageFormat[table.formats[0]].row_bytes(num_values),
+        row_bytes=FORMATS[table.formats[0]].row_bytes(num_values),
         num_values=num_values,
         phase=embedding,
     )

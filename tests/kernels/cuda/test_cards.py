@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from numba_engine.backends.cuda.cards import COMPUTE_CAPABILITIES, KernelCard
 from numba_engine.backends.cuda.ptxas import find_ptxas
 from numba_engine.cli import cli
+from numba_engine.formats import Q4_0
 from numba_engine.profiling.kernel_cards import kernel_cards
-from numba_engine.storage import StorageFormat
 
 pytestmark = pytest.mark.skipif(find_ptxas() is None, reason="ptxas (pip install nvidia-cuda-nvcc) was not found")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(find_ptxas() is None, reason="ptxas (pip install
 @pytest.fixture(scope="module")
 def cards() -> dict[str, KernelCard]:
     """Of one format and two batches; the command prints those of all."""
-    return {card.kernel: card for card in kernel_cards((9, 0), formats=(StorageFormat.Q4_0,), rows=(1, 8))}
+    return {card.kernel: card for card in kernel_cards((9, 0), formats=(Q4_0,), rows=(1, 8))}
 
 
 def test_every_kernel_is_within_its_targets(cards: dict[str, KernelCard]) -> None:

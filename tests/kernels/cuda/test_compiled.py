@@ -20,11 +20,11 @@ from numba_engine.backends.cuda.kernels.sample import sample_kernel
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
 from numba_engine.backends.cuda.ptxas import assemble, find_ptxas
 from numba_engine.errors import BackendUnavailableError
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import BF16, Q4_1, Q8_0, Format
 
 
-@pytest.mark.parametrize("format", [StorageFormat.BF16, StorageFormat.Q4_1], ids=lambda f: f.label)
-def test_linear_holds_its_loads_in_flight_and_nothing_slow(format: StorageFormat) -> None:
+@pytest.mark.parametrize("format", [BF16, Q4_1], ids=lambda f: f.name)
+def test_linear_holds_its_loads_in_flight_and_nothing_slow(format: Format) -> None:
     """The loads of three steps are issued, past L1, before x is looked at."""
     compiled = compile_kernel(linear_kernel(format, 1), (9, 0))
     assert ptx_counts(compiled) == {"f64": 0, "local": 0, "calls": 0}
@@ -35,7 +35,7 @@ def test_linear_holds_its_loads_in_flight_and_nothing_slow(format: StorageFormat
 
 def test_the_newer_compiler_of_blackwell_unrolls_as_well() -> None:
     """cc 10.0 goes through another LLVM, which gives up on other loops."""
-    compiled = compile_kernel(linear_kernel(StorageFormat.Q8_0, 16), (10, 0))
+    compiled = compile_kernel(linear_kernel(Q8_0, 16), (10, 0))
     assert ptx_counts(compiled) == {"f64": 0, "local": 0, "calls": 0}
 
 
@@ -59,7 +59,7 @@ def test_attention_on_tensor_cores_keeps_its_fragments_in_registers(kernel: Kern
 
 
 def test_the_gemm_keeps_its_sums_in_registers() -> None:
-    compiled = compile_kernel(gemm_kernel(StorageFormat.BF16), (9, 0))
+    compiled = compile_kernel(gemm_kernel(BF16), (9, 0))
     assert ptx_counts(compiled) == {"f64": 0, "local": 0, "calls": 0}
 
 

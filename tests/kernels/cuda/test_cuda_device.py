@@ -18,7 +18,7 @@ from numba_engine.backends.cuda.cuda_device import CudaDevice
 from numba_engine.backends.ptx import PtxDevice
 from numba_engine.config import BackendName
 from numba_engine.errors import BackendUnavailableError, OutOfMemoryError
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import Q8_0
 from tests.kernels.cuda.fake_cupy import fake_cupy
 from tests.models.cases import CASES, PROMPT
 from tests.tiny_models import write_gguf
@@ -76,7 +76,7 @@ def test_the_engine_runs_on_it(
     make_device()
     monkeypatch.setattr(availability, "_compute_capability", lambda: (9, 0))
     monkeypatch.setattr(availability, "require_packages", lambda *arguments: None)
-    model = write_gguf(tmp_path / "model.gguf", CASES["llama_gqa1_dim64"], format=StorageFormat.Q8_0)
+    model = write_gguf(tmp_path / "model.gguf", CASES["llama_gqa1_dim64"], format=Q8_0)
     replayed = SamplingParams(temperature=0.8, seed=5, max_tokens=4, ignore_eos=True)
     launched_anew = dataclasses.replace(replayed, repetition_penalty=1.2)
 

@@ -15,7 +15,7 @@ from numba_engine import LLM, EngineConfig, FinishReason, SamplingParams
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.config import BackendName
 from numba_engine.execution.decode_state import DecodeSize
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import BF16
 from tests.models.cases import PROMPT
 from tests.tiny_models import TinyModel, write_hf
 
@@ -31,7 +31,7 @@ def make_llm(tmp_path_factory: pytest.TempPathFactory) -> MakeLLM:
 
     Equal ones are one: on the executor, loading its kernels is most of the work.
     """
-    model = str(write_hf(tmp_path_factory.mktemp("tiny") / "llama", MODEL, format=StorageFormat.BF16))
+    model = str(write_hf(tmp_path_factory.mktemp("tiny") / "llama", MODEL, format=BF16))
 
     @cache
     def make(backend: BackendName, *, fusion: bool = True) -> LLM:

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.storage import StorageFormat, dequantize, quantize
+from numba_engine.backends.cuda.kernels.packing import LAYOUTS
+from numba_engine.formats import F32, Q4_1, Format, dequantize, quantize
 from tests.kernels.cuda.conftest import filled, normal
 
 
-@pytest.mark.parametrize("format", list(StorageFormat), ids=lambda f: f.label)
+@pytest.mark.parametrize("format", [F32, *LAYOUTS], ids=lambda f: f.name)
 @pytest.mark.parametrize("hidden", [96, 576, 2176])
-def test_rows_are_exact(backend: CudaBackend, rng: np.random.Generator, format: StorageFormat, hidden: int) -> None:
+def test_rows_are_exact(backend: CudaBackend, rng: np.random.Generator, format: Format, hidden: int) -> None:
     table = quantize("table", normal(rng, 11, hidden), format)
     token_ids = np.array([10, 0, 3, 3, 9, 6, 5], dtype=np.int32)
     out = filled(backend, len(token_ids), hidden)
     backend.embedding(out, backend.upload(token_ids), backend.load_weight("table", [table]))
     expected = dequantize(table)[token_ids]
-    if format is StorageFormat.Q4_1:  # d * q + m, rounded once here and twice there
+    if format is Q4_1:  # d * q + m, rounded once here and twice there
         np.testing.assert_allclose(backend.download(out), expected, rtol=1e-6, atol=2e-7)
     else:
         np.testing.assert_array_equal(backend.download(out), expected)

@@ -9,7 +9,7 @@ import pytest
 
 from numba_engine import LLM, EngineConfig, SamplingParams
 from numba_engine.config import BackendName
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import Q4_1
 from tests.golden.forward import Forward
 from tests.models.cases import CASES, GOLDEN_FILE, POSITIONS, PROMPT
 from tests.tiny_models import write_gguf, write_hf
@@ -28,7 +28,7 @@ def test_logits_agree_with_transformers(name: str, backend: BackendName, tmp_pat
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tokens_do_not_depend_on_batch_or_chunks(backend: BackendName, tmp_path: Path) -> None:
-    model = write_gguf(tmp_path / "model.gguf", CASES["llama_gqa3_dim64_tied"], format=StorageFormat.Q4_1)
+    model = write_gguf(tmp_path / "model.gguf", CASES["llama_gqa3_dim64_tied"], format=Q4_1)
     prompts = [PROMPT[:9], PROMPT, PROMPT[20:], PROMPT[5:6]]
     params = [SamplingParams(max_tokens=4, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 0.0, 1.0, 0.8)]
 

@@ -6,26 +6,24 @@ import numpy as np
 import pytest
 
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.backends.cuda.kernels.packing import pack
+from numba_engine.backends.cuda.kernels.packing import LAYOUTS, pack
 from numba_engine.backends.ptx import PtxDevice
 from numba_engine.config import EngineConfig
 from numba_engine.errors import BackendUnavailableError
-from numba_engine.storage import StorageFormat, StoredTensor, dequantize, quantize
+from numba_engine.formats import BF16, F16, F32, Q4_0, Q4_1, Q8_0, Format, StoredTensor, dequantize, quantize
 from tests.kernels.cuda.conftest import filled, nmse, normal
 from tests.reference import ops as reference
 
-FORMATS = list(StorageFormat)
-NUM_TOKENS = [
-    (f, n) for f in FORMATS for n in ((1, 3, 7, 13) if f in (StorageFormat.BF16, StorageFormat.Q4_1) else (1, 7))
-]
+FORMATS = [F32, *LAYOUTS]
+NUM_TOKENS = [(f, n) for f in FORMATS for n in ((1, 3, 7, 13) if f in (BF16, Q4_1) else (1, 7))]
 """1, 3, 7 and 13 rows are kernels of their own. They differ alike in every format, so two formats try all of them."""
-NMSE = {StorageFormat.BF16: 2e-11, StorageFormat.F16: 1e-12}
+NMSE = {BF16: 2e-11, F16: 1e-12}
 """x in two planes of bfloat16 keeps 17 of its bits, in two of half 22; and float32 sums."""
 SHAPES = [(1, 32), (7, 96), (33, 576), (257, 160), (12, 4352)]  # out_features, in_features
 FLOAT_SHAPES = [(1, 4), (7, 36), (33, 260), (257, 64), (12, 4100)]
 
 
-def matrix(rng: np.random.Generator, format: StorageFormat, rows: int, columns: int) -> StoredTensor:
+def matrix(rng: np.random.Generator, format: Format, rows: int, columns: int) -> StoredTensor:
     return quantize("w", normal(rng, rows, columns), format)
 
 
@@ -37,9 +35,7 @@ def run(backend: CudaBackend, tensors: list[StoredTensor], x: np.ndarray, bias: 
 
 
 @pytest.mark.parametrize(("format", "num_tokens"), NUM_TOKENS, ids=lambda p: getattr(p, "label", p))
-def test_equals_the_reference(
-    backend: CudaBackend, rng: np.random.Generator, format: StorageFormat, num_tokens: int
-) -> None:
+def test_equals_the_reference(backend: CudaBackend, rng: np.random.Generator, format: Format, num_tokens: int) -> None:
     for rows, columns in SHAPES if format.is_quantized else FLOAT_SHAPES:
         tensor, x, bias = matrix(rng, format, rows, columns), normal(rng, num_tokens, columns), normal(rng, rows)
         linear = reference.linear_int8 if format.is_quantized else reference.linear
@@ -47,10 +43,8 @@ def test_equals_the_reference(
         assert nmse(run(backend, [tensor], x, bias), expected) < NMSE.get(format, 1e-12)
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.label)
-def test_a_row_is_the_same_bits_in_any_batch(
-    backend: CudaBackend, rng: np.random.Generator, format: StorageFormat
-) -> None:
+@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
+def test_a_row_is_the_same_bits_in_any_batch(backend: CudaBackend, rng: np.random.Generator, format: Format) -> None:
     tensor, x = matrix(rng, format, 33, 4352), normal(rng, 33, 4352)
     together = run(backend, [tensor], x)
     smaller = [slice(5, 7), slice(11, 23)] if (format, 3) in NUM_TOKENS else []
@@ -58,10 +52,8 @@ def test_a_row_is_the_same_bits_in_any_batch(
         np.testing.assert_array_equal(run(backend, [tensor], x[rows]), together[rows])
 
 
-@pytest.mark.parametrize("format", [StorageFormat.BF16, StorageFormat.Q4_1], ids=lambda f: f.label)
-def test_many_rows_equal_the_reference_and_few(
-    backend: CudaBackend, rng: np.random.Generator, format: StorageFormat
-) -> None:
+@pytest.mark.parametrize("format", [BF16, Q4_1], ids=lambda f: f.name)
+def test_many_rows_equal_the_reference_and_few(backend: CudaBackend, rng: np.random.Generator, format: Format) -> None:
     """The GEMM: rows and outputs that fill no tile, fewer units of columns than slices, and more."""
     for num_tokens, rows, columns in [(33, 40, 96), (64, 33, 1120), (130, 7, 64)]:
         tensor, x, bias = matrix(rng, format, rows, columns), normal(rng, num_tokens, columns), normal(rng, rows)
@@ -71,24 +63,22 @@ def test_many_rows_equal_the_reference_and_few(
         np.testing.assert_array_equal(out[-16:], run(backend, [tensor], x[-16:], bias))
 
 
-@pytest.mark.parametrize("format", [StorageFormat.BF16, StorageFormat.Q4_1], ids=lambda f: f.label)
-def test_the_gemm_meets_no_bank_twice_and_reads_weights_once_a_block(
-    rng: np.random.Generator, format: StorageFormat
-) -> None:
+@pytest.mark.parametrize("format", [BF16, Q4_1], ids=lambda f: f.name)
+def test_the_gemm_meets_no_bank_twice_and_reads_weights_once_a_block(rng: np.random.Generator, format: Format) -> None:
     device = PtxDevice(counting=True)
     backend = CudaBackend(device, EngineConfig(), name="ptx")
     weight = backend.load_weight("w", [matrix(rng, format, 128, 256)])
     backend.linear(filled(backend, 64, 128), backend.upload(normal(rng, 64, 256)), weight)
     stage, gemm = device.launches
-    assert (stage.kernel, gemm.kernel) == (f"gemm_stage_{format.label.lower()}", f"gemm_{format.label.lower()}")
+    assert (stage.kernel, gemm.kernel) == (f"gemm_stage_{format.name.lower()}", f"gemm_{format.name.lower()}")
     assert gemm.shared_wavefronts == gemm.shared_wavefronts_ideal
     assert stage.shared_wavefronts <= 1.02 * stage.shared_wavefronts_ideal
     assert gemm.arrays["w"].load.bytes_by_width[16] >= 0.8 * gemm.arrays["w"].load.bytes
     assert gemm.arrays["w"].distinct_bytes_read == gemm.arrays["w"].nbytes
 
 
-@pytest.mark.parametrize("format", [f for f in FORMATS if f.is_quantized], ids=lambda f: f.label)
-def test_integers_are_exact(backend: CudaBackend, format: StorageFormat) -> None:
+@pytest.mark.parametrize("format", [f for f in FORMATS if f.is_quantized], ids=lambda f: f.name)
+def test_integers_are_exact(backend: CudaBackend, format: Format) -> None:
     """With one column of x at 1 and all others 0, an output is one weight, rounded once."""
     rng = np.random.default_rng(1)
     tensor = matrix(rng, format, 5, 128)
@@ -99,7 +89,7 @@ def test_integers_are_exact(backend: CudaBackend, format: StorageFormat) -> None
 
 
 def test_linear_add_adds_and_parts_of_other_formats_stack(backend: CudaBackend, rng: np.random.Generator) -> None:
-    formats = (StorageFormat.Q4_1, StorageFormat.Q8_0, StorageFormat.Q8_0, StorageFormat.F16)
+    formats = (Q4_1, Q8_0, Q8_0, F16)
     tensors = [matrix(rng, format, rows, 64) for format, rows in zip(formats, (5, 3, 8, 9), strict=True)]
     x, residual = normal(rng, 5, 64), normal(rng, 5, 25)
     weight = backend.load_weight("w", tensors)
@@ -110,27 +100,27 @@ def test_linear_add_adds_and_parts_of_other_formats_stack(backend: CudaBackend, 
     assert nmse(backend.download(out), expected) < 1e-9  # x in 16 bits
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.label)
-def test_packing_keeps_every_byte_and_pads_only_odd_shapes(format: StorageFormat) -> None:
+@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
+def test_packing_keeps_every_byte_and_pads_only_odd_shapes(format: Format) -> None:
     rng = np.random.default_rng(0)
     tensor = matrix(rng, format, 32, 4096)
     packed = pack(format, tensor.data, 4096)
     assert packed.nbytes == tensor.nbytes
-    if format.block_size == 1 or format is StorageFormat.Q8_0:  # nibbles find other neighbours
+    if format.block_size == 1 or format is Q8_0:  # nibbles find other neighbours
         assert np.array_equal(np.sort(packed.view(np.uint8)), np.sort(tensor.data.reshape(-1)))
-    assert pack(format, tensor.data[:1], 4096).nbytes == tensor.nbytes // (32 if format is StorageFormat.F32 else 1)
+    assert pack(format, tensor.data[:1], 4096).nbytes == tensor.nbytes // (32 if format is F32 else 1)
 
 
-@pytest.mark.parametrize("format", [f for f in FORMATS if f is not StorageFormat.F32], ids=lambda f: f.label)
-def test_a_token_of_any_size_is_as_exact(backend: CudaBackend, rng: np.random.Generator, format: StorageFormat) -> None:
+@pytest.mark.parametrize("format", [f for f in FORMATS if f is not F32], ids=lambda f: f.name)
+def test_a_token_of_any_size_is_as_exact(backend: CudaBackend, rng: np.random.Generator, format: Format) -> None:
     tensor, x = matrix(rng, format, 20, 96), normal(rng, 7, 96)
     x *= np.array([1e-30, 1e-9, 1e-3, 1, 1e4, 1e9, 1e30], dtype=np.float32)[:, None]
     out, expected = run(backend, [tensor], x), reference.linear(x, dequantize(tensor))
     assert [nmse(a, b) < 2e-9 for a, b in zip(out, expected, strict=True)] == [True] * 7
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.label)
-def test_not_a_number_stays_in_its_row(backend: CudaBackend, rng: np.random.Generator, format: StorageFormat) -> None:
+@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
+def test_not_a_number_stays_in_its_row(backend: CudaBackend, rng: np.random.Generator, format: Format) -> None:
     x = normal(rng, 7, 64)
     x[2, 40], x[4, 3], x[5] = np.nan, np.inf, 0
     out = run(backend, [matrix(rng, format, 20, 64)], x)
@@ -139,8 +129,8 @@ def test_not_a_number_stays_in_its_row(backend: CudaBackend, rng: np.random.Gene
     assert np.array_equal(out[5], np.zeros(20))
 
 
-@pytest.mark.parametrize("format", [StorageFormat.Q4_0, StorageFormat.Q8_0], ids=lambda f: f.label)
-def test_extreme_integers_do_not_overflow(backend: CudaBackend, format: StorageFormat) -> None:
+@pytest.mark.parametrize("format", [Q4_0, Q8_0], ids=lambda f: f.name)
+def test_extreme_integers_do_not_overflow(backend: CudaBackend, format: Format) -> None:
     weight = np.full((16, 4096), -1, dtype=np.float32)
     weight[:, ::2] = 1
     tensor = quantize("w", weight, format)
@@ -150,4 +140,4 @@ def test_extreme_integers_do_not_overflow(backend: CudaBackend, format: StorageF
 
 def test_columns_that_are_no_multiple_of_4_are_refused(backend: CudaBackend, rng: np.random.Generator) -> None:
     with pytest.raises(BackendUnavailableError, match="33 columns"):
-        backend.load_weight("w", [matrix(rng, StorageFormat.F32, 4, 33)])
+        backend.load_weight("w", [matrix(rng, F32, 4, 33)])

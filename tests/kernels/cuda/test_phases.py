@@ -15,11 +15,10 @@ from numba_engine.backends.cuda.kernels.streaming import TOKENS
 from numba_engine.backends.layers import Attention, GatedMlp, Layer
 from numba_engine.backends.ptx import PtxDevice
 from numba_engine.config import EngineConfig
-from numba_engine.storage import StorageFormat, quantize
+from numba_engine.formats import BF16, F16, F32, Q4_0, Q4_1, Q8_0, Format, quantize
 from tests.kernels.cuda.conftest import filled, normal
 
 HIDDEN, EPS = 96, 1e-5
-F32, F16, BF16, Q8_0, Q4_0, Q4_1 = (StorageFormat[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"))
 
 
 @cache
@@ -40,7 +39,7 @@ def num_launches(backend: CudaBackend) -> int:
     return count
 
 
-def matrix(backend: CudaBackend, seed: int, formats: Sequence[StorageFormat], rows: Sequence[int]) -> Weight:
+def matrix(backend: CudaBackend, seed: int, formats: Sequence[Format], rows: Sequence[int]) -> Weight:
     rng = np.random.default_rng(seed)
     parts = [quantize("w", normal(rng, n, HIDDEN), format) for format, n in zip(formats, rows, strict=True)]
     return backend.load_weight("w", parts)
@@ -49,7 +48,7 @@ def matrix(backend: CudaBackend, seed: int, formats: Sequence[StorageFormat], ro
 @dataclass(frozen=True)
 class QkvCase:
     head_dim: int = 64
-    formats: tuple[StorageFormat, ...] = (Q4_1,) * 3
+    formats: tuple[Format, ...] = (Q4_1,) * 3
     has_bias: bool = False
     has_head_norm: bool = False
     kv_dtype: type = np.float16
@@ -104,9 +103,7 @@ def test_norm_qkv_rope_store(device: str, case: QkvCase, num_tokens: int) -> Non
         np.testing.assert_array_equal(output, expected)
 
 
-def gate_up_act(
-    backend: CudaBackend, formats: tuple[StorageFormat, ...], size: int, residual: np.ndarray
-) -> np.ndarray:
+def gate_up_act(backend: CudaBackend, formats: tuple[Format, ...], size: int, residual: np.ndarray) -> np.ndarray:
     norm = Norm(backend.upload(normal(np.random.default_rng(5), HIDDEN)), EPS)
     weight = matrix(backend, 6, formats, (size, size))
     scratch, num_tokens = backend.upload(residual), len(residual)
@@ -128,9 +125,7 @@ def gate_up_act(
         ((Q4_1, Q4_1), 48, TOKENS[-1] + 1, 3),
     ],
 )
-def test_norm_gate_up_act(
-    device: str, formats: tuple[StorageFormat, ...], size: int, num_tokens: int, launches: int
-) -> None:
+def test_norm_gate_up_act(device: str, formats: tuple[Format, ...], size: int, num_tokens: int, launches: int) -> None:
     fused, textbook = (backend_on(device, fusion=fusion) for fusion in (True, False))
     residual = normal(np.random.default_rng(7), num_tokens, HIDDEN)
     if device == "ptx":

@@ -10,12 +10,12 @@ from numba_engine.backends.arrays import Array, Weight
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.kernels import streaming
 from numba_engine.backends.cuda.weight_order import WeightOrder
-from numba_engine.storage import StorageFormat, quantize
+from numba_engine.formats import Q4_1, quantize
 from tests.kernels.cuda.conftest import backend_on, filled, normal
 
 
 def weight(backend: CudaBackend, rows: int) -> Weight:
-    return backend.load_weight("w", [quantize("w", normal(np.random.default_rng(0), rows, 64), StorageFormat.Q4_1)])
+    return backend.load_weight("w", [quantize("w", normal(np.random.default_rng(0), rows, 64), Q4_1)])
 
 
 def test_the_order_of_the_first_pass_is_kept() -> None:

@@ -25,7 +25,7 @@ from numba_engine.backends.cpu.intrinsics import (
 from numba_engine.backends.cpu.kernels.linear import FIRST_ROW, GROUP_BYTES, NUM_ROWS, SCALE_BYTES, WEIGHTS
 from numba_engine.backends.cpu.packing import NUM_SCALES, QUANT_BYTES
 from numba_engine.backends.cpu.thread_team import ARGS, run
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import F16, F32, Q4_0, Q4_1, Q8_0, Format
 
 _OUT, _TOKEN_IDS, _HIDDEN, _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _FIRST_ROW, _NUM_ROWS = range(8)
 
@@ -45,14 +45,12 @@ def embedding(team: np.ndarray, table: np.ndarray, kernels: np.ndarray, out: np.
 
 
 @functools.cache
-def embedding_kernel(format: StorageFormat) -> int:
+def embedding_kernel(format: Format) -> int:
     """Address of the kernel for a table of this format."""
-    is_f32, is_f16, is_q8_0, is_q4_1 = (
-        format is f for f in (StorageFormat.F32, StorageFormat.F16, StorageFormat.Q8_0, StorageFormat.Q4_1)
-    )
+    is_f32, is_f16, is_q8_0, is_q4_1 = (format is f for f in (F32, F16, Q8_0, Q4_1))
     is_quantized = format.is_quantized
     quant_bytes, num_scales = QUANT_BYTES.get(format, 0), NUM_SCALES.get(format, 0)
-    zero_point = np.float32(8 if format is StorageFormat.Q4_0 else 0)
+    zero_point = np.float32(8 if format is Q4_0 else 0)
 
     def embedding_rows(begin: int, end: int, args: int) -> None:
         hidden = load_i64(args, _HIDDEN)
@@ -90,4 +88,4 @@ def embedding_kernel(format: StorageFormat) -> int:
                         value = bits_f32(np.int64(load_u16(group, (k // 2 * LANES + lane) * 2 + k % 2)) << 16)
                     store_f32(out, k, value)
 
-    return kernel_address(embedding_rows, "void(int64, int64, int64)", format.label)
+    return kernel_address(embedding_rows, "void(int64, int64, int64)", format.name)

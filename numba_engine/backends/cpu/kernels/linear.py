@@ -49,9 +49,9 @@ from numba_engine.backends.cpu.intrinsics import (
 from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8, prepare, x_place, x_stride
 from numba_engine.backends.cpu.packing import NUM_SCALES, QUANT_BYTES
 from numba_engine.backends.cpu.thread_team import ARGS, NUM_THREADS, announce, run
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import Q4_0, Q4_1, Q8_0, Format
 
-ZERO_POINT = {StorageFormat.Q8_0: 128, StorageFormat.Q4_0: 8, StorageFormat.Q4_1: 0}
+ZERO_POINT = {Q8_0: 128, Q4_0: 8, Q4_1: 0}
 
 # Arguments of a job.
 _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _IN_FEATURES, _NUM_ROWS = 0, 1, 2, 3, 4
@@ -80,7 +80,7 @@ KERNEL, WEIGHTS, GROUP_BYTES, SCALE_BYTES, NUM_ROWS, FIRST_ROW, X_FORM, NEXT, NE
 
 
 @functools.cache
-def linear_kernel(format: StorageFormat, x_form: int, isa: InstructionSet) -> int:
+def linear_kernel(format: Format, x_form: int, isa: InstructionSet) -> int:
     """Address of the kernel for weights of this format. ``isa`` matters unless x is float32."""
     tile8, tile4, tile2, tile1 = (_tile(format, x_form, isa, n, 1) for n in (8, 4, 2, 1))
     double4 = _tile(format, x_form, isa, 4, 2)
@@ -146,7 +146,7 @@ def linear_kernel(format: StorageFormat, x_form: int, isa: InstructionSet) -> in
                     )
 
     kind = "f32" if x_form == F32 else f"{'int8' if x_form == INT8 else 'bf16'}-{isa}"
-    return kernel_address(linear_items, "void(int64, int64, int64)", f"{format.label}-{kind}")
+    return kernel_address(linear_items, "void(int64, int64, int64)", f"{format.name}-{kind}")
 
 
 @inner
@@ -267,7 +267,7 @@ def multiply(
         run(team, table[segment, KERNEL], items, min_piece(table, segment, num_x_rows))
 
 
-def _tile(format: StorageFormat, x_form: int, isa: InstructionSet, rows: int, groups: int) -> Any:
+def _tile(format: Format, x_form: int, isa: InstructionSet, rows: int, groups: int) -> Any:
     """Intrinsic: groups of weights times rows of x, stored. ``lanes``: rows of weights from here on."""
 
     def body(
@@ -301,7 +301,7 @@ def _tile(format: StorageFormat, x_form: int, isa: InstructionSet, rows: int, gr
                     with otherwise:
                         e.masked_store(total, address, mask, 4)
 
-    return emit(f"tile_{format.label}_{rows}x{groups}", types.void, 11, body)
+    return emit(f"tile_{format.name}_{rows}x{groups}", types.void, 11, body)
 
 
 Sums = list[list[ir.Value]]
@@ -319,7 +319,7 @@ def _accumulators(e: Emitter, count: int) -> list[ir.Value]:
 
 def _int8_dots(
     e: Emitter,
-    format: StorageFormat,
+    format: Format,
     weights: list[ir.Value],
     scale_bytes: ir.Value,
     in_features: ir.Value,
@@ -365,17 +365,17 @@ def _int8_dots(
     return [[b.load(place) for place in places] for places in accumulators]
 
 
-def _scales(e: Emitter, format: StorageFormat, scales: ir.Value, block: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    if format is not StorageFormat.Q4_1:
+def _scales(e: Emitter, format: Format, scales: ir.Value, block: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    if format is not Q4_1:
         return e.b.fpext(e.load(e.at(scales, block, 2 * LANES), vf16, 32), vf32), None
     both = e.at(scales, block, 4 * LANES)
     d = e.b.fpext(e.load(both, vf16, 32), vf32)
     return d, e.b.fpext(e.load(e.at(both, 2 * LANES), vf16, 32), vf32)
 
 
-def _unsigned_bytes(e: Emitter, format: StorageFormat, quants: ir.Value) -> list[ir.Value]:
+def _unsigned_bytes(e: Emitter, format: Format, quants: ir.Value) -> list[ir.Value]:
     """The block's 32 values of 16 rows as 8 vectors [16 rows][4] in the order of k."""
-    if format is StorageFormat.Q8_0:
+    if format is Q8_0:
         return [e.load(e.at(quants, 64 * i), vi8x64, 64) for i in range(8)]
     packed = [e.load(e.at(quants, 64 * i), vi8x64, 64) for i in range(4)]
     low = [e.b.and_(p, e.const(vi8x64, 15)) for p in packed]
@@ -384,7 +384,7 @@ def _unsigned_bytes(e: Emitter, format: StorageFormat, quants: ir.Value) -> list
 
 def _dequantized_dots(
     e: Emitter,
-    format: StorageFormat,
+    format: Format,
     weights: list[ir.Value],
     scale_bytes: ir.Value,
     in_features: ir.Value,
@@ -410,9 +410,7 @@ def _dequantized_dots(
     return [[b.fadd(b.load(even), b.load(odd)) for even, odd in places] for places in accumulators]
 
 
-def _float_dots(
-    e: Emitter, format: StorageFormat, weights: list[ir.Value], in_features: ir.Value, xs: list[ir.Value]
-) -> Sums:
+def _float_dots(e: Emitter, format: Format, weights: list[ir.Value], in_features: ir.Value, xs: list[ir.Value]) -> Sums:
     b = e.b
     accumulators = [[_accumulators(e, 2) for _ in xs] for _ in weights]
     width = format.block_bytes * LANES
@@ -463,16 +461,16 @@ def _bf16_dots(e: Emitter, weights: list[ir.Value], in_features: ir.Value, xs: l
     return [[b.fadd(b.load(even), b.load(odd)) for even, odd in places] for places in accumulators]
 
 
-def _widened(e: Emitter, format: StorageFormat, weights: ir.Value, k: ir.Value, j: int) -> ir.Value:
+def _widened(e: Emitter, format: Format, weights: ir.Value, k: ir.Value, j: int) -> ir.Value:
     """Value k + j of 16 rows."""
     b = e.b
-    if format is StorageFormat.BF16:
+    if format.float_type == "bf16":
         k = e.at(k, j)
         pair = e.load(e.at(weights, b.lshr(k, e.integer(1)), 4 * LANES), vi32, 64)
         left = b.shl(b.and_(b.not_(k), e.integer(1)), e.integer(4))
         bits = b.shl(pair, e.splat(b.trunc(left, i32)))
         return b.bitcast(b.and_(bits, e.const(vi32, -65536)), vf32)
     address = e.at(e.at(weights, k, format.block_bytes * LANES), j * format.block_bytes * LANES)
-    if format is StorageFormat.F32:
+    if format.float_type == "f32":
         return e.load(address, vf32, 64)
     return b.fpext(e.load(address, vf16, 32), vf32)

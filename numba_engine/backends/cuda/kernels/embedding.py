@@ -28,14 +28,14 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
     store_quad,
 )
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS, num_units
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import F16, F32, Q4_1, Q8_0, Format
 
 THREADS = 256
 
 
 @cache
-def embedding_kernel(format: StorageFormat) -> Kernel:
-    read = _f32 if format is StorageFormat.F32 else (_quantized if format.is_quantized else _halves)(format)
+def embedding_kernel(format: Format) -> Kernel:
+    read = _f32 if format is F32 else (_quantized if format.is_quantized else _halves)(format)
 
     def embedding(out, token_ids, table, hidden, units):  # type: ignore[no-untyped-def]
         column = uint32(uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x)) * uint32(4))
@@ -45,7 +45,7 @@ def embedding_kernel(format: StorageFormat) -> Kernel:
         store_quad(out, uint32(token * hidden + column), read(table, uint32(token_ids[token]), column, hidden, units))
 
     arguments = (float32[::1], int32[::1], uint32[::1], uint32, uint32)
-    return Kernel(f"embedding_{format.label.lower()}", embedding, arguments, THREADS)
+    return Kernel(f"embedding_{format.name.lower()}", embedding, arguments, THREADS)
 
 
 @cuda.jit(device=True, inline="always")
@@ -63,8 +63,8 @@ def _share(row, column, units):  # type: ignore[no-untyped-def]
     return unit, group, lane, uint32(uint32(row >> uint32(3)) & uint32(1))
 
 
-def _halves(format: StorageFormat) -> Any:
-    to_float = float_of_half if format is StorageFormat.F16 else float_of_bf16
+def _halves(format: Format) -> Any:
+    to_float = float_of_half if format is F16 else float_of_bf16
     unit_words = LAYOUTS[format].unit_words
 
     @cuda.jit(device=True, inline="always")
@@ -78,8 +78,8 @@ def _halves(format: StorageFormat) -> Any:
     return read
 
 
-def _quantized(format: StorageFormat) -> Any:
-    is_q8, has_minima = format is StorageFormat.Q8_0, format is StorageFormat.Q4_1
+def _quantized(format: Format) -> Any:
+    is_q8, has_minima = format is Q8_0, format is Q4_1
     layout = LAYOUTS[format]
     unit_words, weight_words = layout.unit_words, layout.weight_words
     scale_words = layout.scale_words // 16
@@ -124,7 +124,7 @@ def embedding(
     out: DeviceArray,
     token_ids: DeviceArray,
     table: DeviceArray,
-    format: StorageFormat,
+    format: Format,
 ) -> None:
     """``table`` holds one segment: all rows of one format."""
     num_tokens, hidden = out.shape

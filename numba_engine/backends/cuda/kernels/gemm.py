@@ -41,7 +41,7 @@ from numba_engine.backends.cuda.kernels.planes import Planes, float_planes, int8
 from numba_engine.backends.cuda.kernels.streaming import read_plain
 from numba_engine.backends.cuda.kernels.tensor_cores import commit_copies, copy_async, shared_address, wait_for_copies
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import F16, Format
 
 THREADS = 256
 ROWS = 32
@@ -56,7 +56,7 @@ STAGING_WARPS = STAGING_THREADS // 32
 
 
 @cache
-def _planes(format: StorageFormat, rows: int = ROWS) -> Planes:
+def _planes(format: Format, rows: int = ROWS) -> Planes:
     return (int8_planes if format.is_quantized else float_planes)(format, rows, read_plain)
 
 
@@ -65,7 +65,7 @@ def _num_row_tiles(num_rows: int) -> int:
     return -(-num_rows // (ROW_WARPS * ROWS)) * ROW_WARPS
 
 
-def staged_words(format: StorageFormat, num_rows: int, in_features: int) -> int:
+def staged_words(format: Format, num_rows: int, in_features: int) -> int:
     planes = _planes(format)
     return _num_row_tiles(num_rows) * num_units(in_features) * (64 // planes.step) * planes.staged_words
 
@@ -82,7 +82,7 @@ def write_output(out, bias, token, column, value, out_features, out_stride, out_
 
 
 @cache
-def stage_planes_kernel(format: StorageFormat) -> Kernel:
+def stage_planes_kernel(format: Format) -> Kernel:
     """A warp stages 16 rows, in two steps side by side, for which ``planes`` knows no bank conflicts, and takes apart
     again what that interleaves: in odd steps neighbouring columns have changed places."""
     planes = _planes(format, STAGED_ROWS)
@@ -93,7 +93,7 @@ def stage_planes_kernel(format: StorageFormat) -> Kernel:
     step_words, scales_at = 32 * STAGED_ROWS, 32 * ROWS
     prepare, stage = planes.prepare, planes.stage
     memory_words = STAGING_WARPS * words
-    is_half, is_quantized = format is StorageFormat.F16, format.is_quantized
+    is_half, is_quantized = format is F16, format.is_quantized
 
     def stage_planes(staged, x, num_rows, in_features, warps_per_slice):  # type: ignore[no-untyped-def]
         memory = cuda.shared.array(memory_words, uint32, 16)
@@ -141,11 +141,11 @@ def stage_planes_kernel(format: StorageFormat) -> Kernel:
             unit = uint32(unit + warps_per_slice * uint32(chunk_units))
 
     arguments = (uint32[::1], float32[::1], *[uint32] * 3)
-    return Kernel(f"gemm_stage_{format.label.lower()}", stage_planes, arguments, STAGING_THREADS)
+    return Kernel(f"gemm_stage_{format.name.lower()}", stage_planes, arguments, STAGING_THREADS)
 
 
 @cache
-def gemm_kernel(format: StorageFormat) -> Kernel:
+def gemm_kernel(format: Format) -> Kernel:
     planes = _planes(format)
     steps_per_unit, words, num_sums = 64 // planes.step, planes.staged_words, planes.num_sums
     depth, set_words, step_bytes = 2 * steps_per_unit, 2 * planes.tile_words, 4 * planes.step_words
@@ -265,7 +265,7 @@ def gemm_kernel(format: StorageFormat) -> Kernel:
                             )
 
     arguments = (float32[::1], uint32[::1], uint32[::1], float32[::1], *[uint32] * 8)
-    return Kernel(f"gemm_{format.label.lower()}", gemm, arguments, THREADS)
+    return Kernel(f"gemm_{format.name.lower()}", gemm, arguments, THREADS)
 
 
 def gemm(
@@ -273,7 +273,7 @@ def gemm(
     out: DeviceArray,
     x: DeviceArray,
     staged: DeviceArray,
-    format: StorageFormat,
+    format: Format,
     weights: DeviceArray,
     out_features: int,
     bias: DeviceArray,
@@ -283,9 +283,7 @@ def gemm(
     num_rows, in_features = x.shape
     units = num_units(in_features)
     most_chunks = -(-units // SLICES)  # in a slice; two units may be one
-    warps_per_slice = (
-        min(4, most_chunks) if format is StorageFormat.F16 else most_chunks
-    )  # F16 looks at the slice first
+    warps_per_slice = min(4, most_chunks) if format is F16 else most_chunks  # F16 looks at the slice first
     row_tiles, pairs = _num_row_tiles(num_rows), num_tiles(out_features) // 2
     grid = -(-SLICES * warps_per_slice // STAGING_WARPS), row_tiles * ROWS // STAGED_ROWS
     device.launch(stage_planes_kernel(format), grid, [staged, flat(x), num_rows, in_features, warps_per_slice])

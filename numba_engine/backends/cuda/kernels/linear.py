@@ -27,7 +27,7 @@ from numba_engine.backends.cuda.kernels.linear_f32 import ROWS, linear_f32_kerne
 from numba_engine.backends.cuda.kernels.packing import num_tiles
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import F32, Format
 
 MANY_ROWS = 33
 """From here on ``gemm`` reads the weights less often than a third pass over them would."""
@@ -37,7 +37,7 @@ MANY_ROWS = 33
 class PackedSegment:
     """Consecutive rows of a weight in one format, packed (``packing.py``)."""
 
-    format: StorageFormat
+    format: Format
     num_rows: int
     weights: DeviceArray
 
@@ -56,7 +56,7 @@ def write_outputs(arguments, pair, row, token, a, b):  # type: ignore[no-untyped
 
 
 @cache
-def linear_kernel(format: StorageFormat, tokens: int) -> Kernel:
+def linear_kernel(format: Format, tokens: int) -> Kernel:
     """The kernel of one storage format that serves ``tokens`` rows of x a pass."""
     body = stream(format, tokens, neighbours, write_outputs)
 
@@ -90,14 +90,14 @@ def linear_kernel(format: StorageFormat, tokens: int) -> Kernel:
         )
 
     arguments = (float32[::1], float32[::1], uint32[::1], float32[::1], *[uint32] * 8, uint32[::1], uint32)
-    return Kernel(f"linear_{format.label.lower()}_x{tokens}", unroll_into(linear, body), arguments, THREADS, MIN_BLOCKS)
+    return Kernel(f"linear_{format.name.lower()}_x{tokens}", unroll_into(linear, body), arguments, THREADS, MIN_BLOCKS)
 
 
 def staging_words(segments: Sequence[PackedSegment], num_rows: int, in_features: int) -> int:
     """uint32 words of scratch that ``linear`` wants, 0 for few rows."""
     if num_rows < MANY_ROWS:
         return 0
-    formats = {segment.format for segment in segments} - {StorageFormat.F32}
+    formats = {segment.format for segment in segments} - {F32}
     return max((staged_words(format, num_rows, in_features) for format in formats), default=0)
 
 
@@ -122,7 +122,7 @@ def linear(
     for segment in segments:
         arrays = [flat(out), flat(x), segment.weights, flat(x) if bias is None else bias]
         sizes, rest = [num_rows, in_features, segment.num_rows], [out.shape[1], first_feature, int(add)]
-        if segment.format is StorageFormat.F32:
+        if segment.format is F32:
             tokens = 1 if num_rows == 1 else 4
             grid = -(-segment.num_rows // ROWS), -(-num_rows // tokens)
             device.launch(linear_f32_kernel(tokens), grid, [*arrays, *sizes, *rest, int(bias is not None)])

@@ -21,7 +21,7 @@ from numba_engine.backends.cuda.kernels.linear import PackedSegment
 from numba_engine.backends.cuda.kernels.packing import TILE_ROWS
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import Format
 
 
 @cuda.jit(device=True, inline="always")
@@ -36,7 +36,7 @@ def _finish(arguments, pair, row, token, gate, up):  # type: ignore[no-untyped-d
 
 
 @cache
-def norm_gate_up_act_kernel(format: StorageFormat, tokens: int) -> Kernel:
+def norm_gate_up_act_kernel(format: Format, tokens: int) -> Kernel:
     body = stream(format, tokens, _gate_and_up, _finish, is_normed=True)
 
     def norm_gate_up_act(  # type: ignore[no-untyped-def]
@@ -48,7 +48,7 @@ def norm_gate_up_act_kernel(format: StorageFormat, tokens: int) -> Kernel:
         )  # fmt: skip
 
     arguments = (float32[::1], float32[::1], float32[::1], uint32[::1], float32, *[uint32] * 4, uint32[::1], uint32)
-    name = f"norm_gate_up_act_{format.label.lower()}_x{tokens}"
+    name = f"norm_gate_up_act_{format.name.lower()}_x{tokens}"
     return Kernel(name, unroll_into(norm_gate_up_act, body), arguments, THREADS, MIN_BLOCKS)
 
 

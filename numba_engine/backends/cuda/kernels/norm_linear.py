@@ -19,11 +19,11 @@ from numba_engine.backends.cuda.kernels.linear import PackedSegment, neighbours,
 from numba_engine.backends.cuda.kernels.packing import num_tiles
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import Format
 
 
 @cache
-def norm_linear_kernel(format: StorageFormat, tokens: int, is_gathered: bool) -> Kernel:
+def norm_linear_kernel(format: Format, tokens: int, is_gathered: bool) -> Kernel:
     body = stream(format, tokens, neighbours, write_outputs, is_normed=True, is_gathered=is_gathered)
 
     def norm_linear(  # type: ignore[no-untyped-def]
@@ -36,7 +36,7 @@ def norm_linear_kernel(format: StorageFormat, tokens: int, is_gathered: bool) ->
         )  # fmt: skip
 
     arrays = (float32[::1], float32[::1], int32[::1], float32[::1], uint32[::1], float32[::1])
-    name = f"norm_linear_{format.label.lower()}{'_rows' if is_gathered else ''}_x{tokens}"
+    name = f"norm_linear_{format.name.lower()}{'_rows' if is_gathered else ''}_x{tokens}"
     return Kernel(
         name,
         unroll_into(norm_linear, body),

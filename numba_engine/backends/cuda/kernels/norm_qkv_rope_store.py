@@ -29,7 +29,7 @@ from numba_engine.backends.cuda.kernels.store_kv import head_in_slot
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.backends.layers import Attention
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import Format
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ def _halves(pair, shape):  # type: ignore[no-untyped-def]
 
 
 @cache
-def norm_qkv_rope_store_kernel(format: StorageFormat, tokens: int, is_half: bool) -> Kernel:
+def norm_qkv_rope_store_kernel(format: Format, tokens: int, is_half: bool) -> Kernel:
     convert = float_to_half if is_half else float32
 
     @cuda.jit(device=True, inline="always")
@@ -110,7 +110,7 @@ def norm_qkv_rope_store_kernel(format: StorageFormat, tokens: int, is_half: bool
     cache_type = (uint16 if is_half else float32)[::1]
     outputs = (float32[::1], cache_type, cache_type)
     inputs = (float32[::1], float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], int32[::1], int32[::1])
-    name = f"norm_qkv_rope_store_{format.label.lower()}_{'f16' if is_half else 'f32'}_x{tokens}"
+    name = f"norm_qkv_rope_store_{format.name.lower()}_{'f16' if is_half else 'f32'}_x{tokens}"
     arguments = (*outputs, *inputs, float32, *[uint32] * 10, uint32[::1], uint32)
     return Kernel(name, unroll_into(norm_qkv_rope_store, body), arguments, THREADS, MIN_BLOCKS)
 

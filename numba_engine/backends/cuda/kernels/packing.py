@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import BF16, F16, F32, Q4_0, Q4_1, Q8_0, Format
 
 TILE_ROWS = 16
 UNIT = 64
@@ -51,11 +51,11 @@ class Layout:
 
 
 LAYOUTS = {
-    StorageFormat.F16: Layout(512, 0),
-    StorageFormat.BF16: Layout(512, 0),
-    StorageFormat.Q8_0: Layout(256, 16),
-    StorageFormat.Q4_0: Layout(128, 16),
-    StorageFormat.Q4_1: Layout(128, 32),
+    F16: Layout(512, 0),
+    BF16: Layout(512, 0),
+    Q8_0: Layout(256, 16),
+    Q4_0: Layout(128, 16),
+    Q4_1: Layout(128, 32),
 }
 
 
@@ -68,18 +68,18 @@ def num_tiles(out_features: int) -> int:
     return -(-out_features // (2 * TILE_ROWS)) * 2
 
 
-def looked_up_row_bytes(format: StorageFormat, in_features: int) -> int:
+def looked_up_row_bytes(format: Format, in_features: int) -> int:
     """Read to look up one row: its weights, and the words of scales, each of which holds another row's too."""
-    if format is StorageFormat.F32:
+    if format is F32:
         return format.row_bytes(in_features)
     layout = LAYOUTS[format]
     return num_units(in_features) * (4 * layout.weight_words // TILE_ROWS + 4 * layout.scale_words // (TILE_ROWS // 2))
 
 
-def pack(format: StorageFormat, data: np.ndarray, in_features: int) -> np.ndarray:
+def pack(format: Format, data: np.ndarray, in_features: int) -> np.ndarray:
     """uint32, flat, of uint8 ``[out_features, row_bytes]`` as the checkpoint stores it."""
     assert data.shape[1] == format.row_bytes(in_features)
-    if format is StorageFormat.F32:
+    if format is F32:
         return _padded(data, len(data), -(-in_features // 4) * 16).view(np.uint32).reshape(-1)
     tiles, units = num_tiles(len(data)), num_units(in_features)
     padded = _padded(data, tiles * TILE_ROWS, format.row_bytes(units * UNIT))
@@ -88,9 +88,9 @@ def pack(format: StorageFormat, data: np.ndarray, in_features: int) -> np.ndarra
         halves = padded.view(np.uint16).reshape(tiles, 2, 8, units, 2, 4, 2, 2, 2)
         return _words(halves.transpose(0, 3, 4, 6, 2, 5, 7, 1, 8)).reshape(-1)
     blocks = padded.reshape(tiles, 2, 8, units, 2, format.block_bytes)  # tile, h, g, unit, group
-    num_scales = 2 if format is StorageFormat.Q4_1 else 1
+    num_scales = 2 if format is Q4_1 else 1
     values, scales = blocks[..., 2 * num_scales :], blocks[..., : 2 * num_scales]
-    weights = _bytes(values) if format is StorageFormat.Q8_0 else _nibbles(values, 8 * (format is StorageFormat.Q4_0))
+    weights = _bytes(values) if format is Q8_0 else _nibbles(values, 8 * (format is Q4_0))
     halves = np.ascontiguousarray(scales).view(np.uint16)  # [tile, h, g, unit, group, which]
     parts = [weights.reshape(tiles, units, -1), _words(halves.transpose(0, 3, 2, 4, 5, 1)).reshape(tiles, units, -1)]
     return np.concatenate(parts, axis=2).reshape(-1)

@@ -49,7 +49,7 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.reductions import FULL_WARP
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import F16, Q4_0, Q4_1, Q8_0, Format
 
 WARPS = 8
 COLUMNS_STAGED = 1024
@@ -79,8 +79,8 @@ class Planes:
     total: Callable[..., Any]
 
 
-def float_planes(format: StorageFormat, tokens: int, read: Any) -> Planes:
-    is_half = format is StorageFormat.F16
+def float_planes(format: Format, tokens: int, read: Any) -> Planes:
+    is_half = format is F16
     mma, pair = (mma_f16, half_pair) if is_half else (mma_bf16, bf16_pair)
     widen = float_of_half if is_half else _float_of_bf16
     groups = max(tokens // 4, 1)
@@ -197,10 +197,8 @@ def _float_of_bf16(word, i):  # type: ignore[no-untyped-def]
     return as_float(uint32(word & uint32(0xFFFF0000)) if i else uint32(word << uint32(16)))
 
 
-def int8_planes(format: StorageFormat, tokens: int, read: Any) -> Planes:
-    is_q8, is_q4_0, has_minima = (
-        format is other for other in (StorageFormat.Q8_0, StorageFormat.Q4_0, StorageFormat.Q4_1)
-    )
+def int8_planes(format: Format, tokens: int, read: Any) -> Planes:
+    is_q8, is_q4_0, has_minima = (format is other for other in (Q8_0, Q4_0, Q4_1))
     groups = max(tokens // 4, 1)
     chunk = max(COLUMNS_STAGED // tokens, 2048 // max(tokens, 8))
     quads = chunk // 4

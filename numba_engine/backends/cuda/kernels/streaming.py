@@ -45,7 +45,7 @@ from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.planes import float_planes, int8_planes
 from numba_engine.backends.cuda.kernels.reductions import inverse_rms, sum_of_squares
 from numba_engine.backends.cuda.kernels.unrolling import static_range
-from numba_engine.storage import StorageFormat
+from numba_engine.formats import Format
 
 THREADS = 256
 WARPS = THREADS // 32
@@ -119,7 +119,7 @@ def _normed(row_of: Any) -> Any:
 
 
 def stream(
-    format: StorageFormat,
+    format: Format,
     tokens: int,
     tiles_of: Callable[..., Any],
     finish: Callable[..., None],
