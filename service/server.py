@@ -166,11 +166,15 @@ class Server:
 
 
 def _grpc_options(config: ServiceConfig) -> list[tuple[str, int]]:
+    # A call past its own limits gRPC cancels or resets, without a reason, a hint or a count. So they are far above
+    # max_in_flight, past which the servicer refuses and says when to try again.
+    max_calls = max(2**16, 2 * config.max_in_flight)
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        # More than in flight at most, so that a flood on one connection is refused here and does not wait there.
-        ("grpc.max_concurrent_streams", config.max_in_flight + 128),
+        ("grpc.max_concurrent_streams", max_calls),
+        ("grpc.server.max_pending_requests", max_calls),
+        ("grpc.server.max_pending_requests_hard_limit", max_calls),
         # Without this two servers can share a port, and each gets half of the calls.
         ("grpc.so_reuseport", 0),
         # A client that vanished without a word (power, network) is found, and its place freed, within 80 s.
