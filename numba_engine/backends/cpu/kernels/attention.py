@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer
 from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
@@ -41,6 +42,10 @@ from numba_engine.backends.cpu.intrinsics import (
     vf32,
 )
 from numba_engine.backends.cpu.thread_team import ARGS, run
+from numba_engine.backends.layers import Attention
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cpu.backend import CpuBackend
 
 CHUNK = 64
 _SCORE_HEADS = 4  # heads that share a read of k
@@ -51,6 +56,14 @@ _VECTOR_BUDGET = 24  # accumulators of v kept in registers at once
 
 (_OUT, _QKV, _ROW, _K, _V, _CU_SEQLENS, _CONTEXT_LENS, _BLOCK_TABLES, _MAX_BLOCKS, _NUM_SEQS, _KV, _BLOCK_SHIFT,
  _WINDOW, _SCALE, _PARTIALS, _CHUNKS, _PREFETCH, _NUM_TOKENS, _WHOLE_KERNEL) = range(19)  # fmt: skip
+
+
+def launch(backend: CpuBackend, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: Attention) -> None:
+    kernels = attention_kernels(shape.head_dim, shape.group_size, backend.kv_cache_dtype.itemsize == 2)
+    attention(
+        backend.team, *kernels, out, qkv, *backend.cache_words(cache), batch.cu_seqlens_q, batch.context_lens,
+        batch.block_tables, batch.max_context_len, shape.window or 0, shape.scale, backend.partials,
+    )  # fmt: skip
 
 
 @launcher

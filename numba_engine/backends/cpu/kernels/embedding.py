@@ -7,9 +7,11 @@ Bytes moved: a row of the table (in pieces of 2 or 4 bytes, one per cache line: 
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from numba_engine.backends.arrays import Array, Weight
 from numba_engine.backends.cpu.compilation import kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
@@ -27,7 +29,15 @@ from numba_engine.backends.cpu.packing import NUM_SCALES, QUANT_BYTES
 from numba_engine.backends.cpu.thread_team import ARGS, run
 from numba_engine.formats import F16, F32, Q4_0, Q4_1, Q8_0, Format
 
+if TYPE_CHECKING:
+    from numba_engine.backends.cpu.backend import CpuBackend
+
 _OUT, _TOKEN_IDS, _HIDDEN, _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _FIRST_ROW, _NUM_ROWS = range(8)
+
+
+def launch(backend: CpuBackend, out: Array, token_ids: Array, table: Weight) -> None:
+    kernels = np.array([embedding_kernel(s.format) for s in table.segments], dtype=np.int64)
+    embedding(backend.team, backend.segment_table(table), kernels, out, token_ids)
 
 
 @launcher

@@ -6,16 +6,26 @@ Bytes moved: 3 I * 4 a row, in cache.
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cpu.compilation import kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import LANES, Emitter, emit, load_i64, vf32
 from numba_engine.backends.cpu.thread_team import ARGS, run
+from numba_engine.backends.layers import Activation
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cpu.backend import CpuBackend
 
 _OUT, _GATE_UP, _I = range(3)
+
+
+def launch(backend: CpuBackend, out: Array, gate_up: Array, activation: Activation) -> None:
+    gated_activation(backend.team, gated_activation_kernel(), out, gate_up)
 
 
 @launcher

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cpu.compilation import launcher
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cpu.backend import CpuBackend
+
+
+def launch(backend: CpuBackend, out: Array, x: Array, rows: Array) -> None:
+    gather_rows(out, x, rows)
 
 
 @launcher

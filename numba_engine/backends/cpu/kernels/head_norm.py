@@ -6,15 +6,28 @@ q_norm, k_norm: [D] float32. Bytes moved: q and k once in and out, in cache.
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from numba_engine.backends.arrays import Array, Norm
 from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import load_f64, load_i64, store_f64
 from numba_engine.backends.cpu.kernels.rms_norm import norm_row
 from numba_engine.backends.cpu.thread_team import ARGS, run
+from numba_engine.backends.layers import Attention
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cpu.backend import CpuBackend
 
 _QKV, _ROW, _Q_NORM, _K_NORM, _H, _KV, _D, _EPS = range(8)
+
+
+def launch(backend: CpuBackend, qkv: Array, q_norm: Norm, k_norm: Norm, shape: Attention) -> None:
+    head_norm(
+        backend.team, head_norm_kernel(), qkv, q_norm.weight, k_norm.weight, shape.num_heads, shape.num_kv_heads,
+        q_norm.eps,
+    )  # fmt: skip
 
 
 @launcher

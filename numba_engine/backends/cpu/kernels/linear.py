@@ -23,13 +23,15 @@ Bytes moved: the weights once, x and out once (x from L2 for each group when R i
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from numba_engine.backends.arrays import Array, Weight
+from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
@@ -46,10 +48,21 @@ from numba_engine.backends.cpu.intrinsics import (
     vi8x64,
     vi32,
 )
-from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8, prepare, x_place, x_stride
+from numba_engine.backends.cpu.kernels.quantize_rows import (
+    BF16,
+    F32,
+    INT8,
+    prepare,
+    prepare_rows_kernel,
+    x_place,
+    x_stride,
+)
 from numba_engine.backends.cpu.packing import NUM_SCALES, QUANT_BYTES
 from numba_engine.backends.cpu.thread_team import ARGS, NUM_THREADS, announce, run
 from numba_engine.formats import Q4_0, Q4_1, Q8_0, Format
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cpu.backend import CpuBackend
 
 ZERO_POINT = {Q8_0: 128, Q4_0: 8, Q4_1: 0}
 
@@ -227,6 +240,16 @@ def prompt_tile(args: int, item: int) -> Any:
     t = rest // width * block_rows
     first = 2 * (before + rest % width)
     return first, min(first + 2, groups), t, min(block_rows, r - t)
+
+
+def launch(backend: CpuBackend, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
+    multiply_by(backend, out, x, weight, address(bias), 0)
+
+
+def multiply_by(backend: CpuBackend, out: Array, x: Array, weight: Weight, bias: int, add: int) -> None:
+    """``bias``: its address, 0 for none."""
+    table, prepared = backend.segment_table(weight), backend.prepared(*x.shape)
+    linear(backend.team, table, out, x, bias, add, prepare_rows_kernel(), prepared)
 
 
 @launcher

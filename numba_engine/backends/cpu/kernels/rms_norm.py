@@ -7,18 +7,27 @@ Bytes moved: x twice (the second time from L1), weight and out once.
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from numba_engine.backends.arrays import Array, Norm
 from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import LANES, Emitter, emit, f32, load_f64, load_i64, store_f64, vf32
 from numba_engine.backends.cpu.kernels.quantize_rows import prepare_row
 from numba_engine.backends.cpu.thread_team import ARGS, run
 
+if TYPE_CHECKING:
+    from numba_engine.backends.cpu.backend import CpuBackend
+
 _OUT, _X, _WEIGHT, _N, _EPS, _PREPARED, _FORMS, _R = range(8)
+
+
+def launch(backend: CpuBackend, out: Array, x: Array, norm: Norm) -> None:
+    rms_norm(backend.team, rms_norm_kernel(), out, x, norm.weight, norm.eps)
 
 
 @launcher

@@ -7,14 +7,26 @@ cos, sin: [max_model_len, D/2] float32. Bytes moved: q and k once in and out, in
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import load_f32, load_i32, load_i64, store_f32
 from numba_engine.backends.cpu.thread_team import ARGS, run
+from numba_engine.backends.layers import Attention
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cpu.backend import CpuBackend
 
 _QKV, _ROW, _POSITIONS, _COS, _SIN, _HEADS, _D = range(7)
+
+
+def launch(backend: CpuBackend, qkv: Array, positions: Array, shape: Attention) -> None:
+    assert shape.rope is not None
+    heads = shape.num_heads + shape.num_kv_heads
+    rope(backend.team, rope_kernel(), qkv, positions, shape.rope.cos, shape.rope.sin, heads)
 
 
 @launcher

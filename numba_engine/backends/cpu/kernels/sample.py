@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
@@ -44,6 +45,10 @@ from numba_engine.backends.cpu.intrinsics import (
     vi32,
 )
 from numba_engine.backends.cpu.thread_team import ARGS, run
+from numba_engine.backends.sampling import Sampled, SamplingBatch
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cpu.backend import CpuBackend
 
 (_LOGITS, _V, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _OUTPUT_INDEX, _HISTORY_OFFSETS, _HISTORY,
  _HISTORY_PROMPT_LENS, _REPETITION, _PRESENCE, _FREQUENCY, _BIAS_OFFSETS, _BIAS_IDS, _BIAS_VALUES, _NUM_TOP, _TOKEN_IDS,
@@ -51,6 +56,31 @@ from numba_engine.backends.cpu.thread_team import ARGS, run
 
 GROUP_TOKENS = 4 * LANES  # drawn at once: 16 Philox blocks of 4
 _BINS_PER_UNIT, _NUM_BINS = 64, 2048
+
+
+_NONE = np.empty(0, dtype=np.float32)
+_NO_IDS = np.empty((0, 0), dtype=np.int32)
+_NO_VALUES = np.empty((0, 0), dtype=np.float32)
+
+
+def launch(backend: CpuBackend, logits: Array, sampling: SamplingBatch) -> Sampled:
+    num_logits, vocab = sampling.num_logits, logits.shape[1]
+    num_top = sampling.num_top_logprobs
+    counts = backend.zero_counts(num_logits * vocab if sampling.history.shape[0] else 0)
+    token_ids = np.empty(num_logits, dtype=np.int32)
+    logprobs = np.empty(num_logits, dtype=np.float32) if num_top >= 0 else _NONE
+    top_ids = np.empty((num_logits, num_top), dtype=np.int32) if num_top >= 0 else _NO_IDS
+    top_logprobs = np.empty((num_logits, num_top), dtype=np.float32) if num_top >= 0 else _NO_VALUES
+    s = sampling
+    sample(
+        backend.team, sample_kernel(), logits, s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty,
+        s.presence_penalty, s.frequency_penalty, s.seed, s.output_index, s.history_offsets, s.history,
+        s.history_prompt_lens, s.bias_offsets, s.bias_token_ids, s.bias_values, num_top, counts, token_ids, logprobs,
+        top_ids, top_logprobs,
+    )  # fmt: skip
+    if num_top < 0:
+        return Sampled(token_ids, None, None, None)
+    return Sampled(token_ids, logprobs, top_ids, top_logprobs)
 
 
 @launcher

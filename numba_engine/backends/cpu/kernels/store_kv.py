@@ -7,14 +7,24 @@ Bytes moved: k and v of T tokens in and out.
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from numba_engine.backends.arrays import Array, KVCacheLayer
 from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import load_f32, load_i32, load_i64, store_f16, store_f32
 from numba_engine.backends.cpu.thread_team import ARGS, run
+from numba_engine.backends.layers import Attention
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cpu.backend import CpuBackend
 
 _K, _V, _QKV, _ROW, _SLOTS, _KV, _BLOCK_SIZE, _D, _IS_F16 = range(9)
+
+
+def launch(backend: CpuBackend, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: Attention) -> None:
+    store_kv(backend.team, store_kv_kernel(), *backend.cache_words(cache), qkv, slot_mapping)
 
 
 @launcher
