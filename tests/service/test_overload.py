@@ -32,7 +32,7 @@ async def outcome(stub: api_grpc.InferenceServiceStub) -> str:
 @pytest.mark.parametrize(("connections", "calls"), [(8, 250), (1, 1500)])
 async def test_a_burst_is_refused_by_the_servicer_and_never_by_grpc(serve: Serve, connections: int, calls: int) -> None:
     """Beyond limits of its own gRPC cancels calls without a word, and the counters never hear of them."""
-    async with serve(FakeLLM(step_delay_s=0.001)) as served:
+    async with serve(FakeLLM(step_delay_s=0.02)) as served:
         options = [("grpc.use_local_subchannel_pool", 1)]
         channels = [grpc.aio.insecure_channel(served.address, options=options) for _ in range(connections)]
         stubs = [api_grpc.InferenceServiceStub(channel) for channel in channels]
