@@ -22,6 +22,7 @@ from numba_engine_api.v1 import inference_pb2, inference_pb2_grpc
 from service.config import ServiceConfig
 from service.engine_loop import EngineLoop, EngineState, Load
 from service.errors import StartupError
+from service.malformed import MalformedRequests
 from service.servicer import InferenceServicer
 from service.status import HealthServicer, ServerStatus
 from service.telemetry import configure_logging, log
@@ -83,7 +84,9 @@ class Server:
         self._engine = EngineLoop(load, max_pending_bytes=config.max_pending_bytes, on_change=self._engine_changed.set)
         self._status = ServerStatus(self._engine, service_name=SERVICE_NAME, stuck_after_s=config.stuck_after_s)
         self._servicer = InferenceServicer(self._engine, self._status, config)
-        self._grpc = grpc.aio.server(options=_grpc_options(config))
+        self._grpc = grpc.aio.server(
+            interceptors=[MalformedRequests(self._servicer.refuse_malformed)], options=_grpc_options(config)
+        )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._servicer, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._status), self._grpc)
         if config.reflection:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from numba_engine import InvalidRequestError, QueueFullError
+from numba_engine import FieldViolation, InvalidRequestError, QueueFullError
 from numba_engine_api.v1 import inference_pb2 as api
 from numba_engine_api.v1 import inference_pb2_grpc as api_grpc
 from service import translate, translate_estimate, translate_profile
@@ -129,6 +129,16 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
             if usage is None:
                 raise UnknownRequestError(request.request_id)
             return api.AbortResponse(usage=translate.to_usage(usage))
+
+    async def refuse_malformed(self, method: str, context: _Context) -> None:
+        """Ends a call of any service's method whose request could not be parsed."""
+        error = InvalidRequestError(FieldViolation("request", "is not a message of this method in protobuf's encoding"))
+        rpc = method.rpartition("/")[2]
+        if rpc in ("Generate", "Profile"):
+            async with self._request(rpc, api.GenerateRequest(), context):
+                raise error
+        async with self._answering(context, _new_id(), None):
+            raise error
 
     # ---- parts of a request ----------------------------------------------------------------------------------------
 
