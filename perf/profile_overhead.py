@@ -17,24 +17,21 @@ from typing import Any
 
 from numba_engine import LLM, EngineConfig, SamplingParams
 from numba_engine.checkpoint.demo import fetch_demo
+from numba_engine.profiling import ProfileSession
 from numba_engine.profiling.report import StepProfile
 from perf import machine
 
 PROMPT = list(range(100, 132))
 
 
-def decode_steps(llm: LLM, num_tokens: int, *, fusion: bool) -> list[StepProfile]:
+def decode_steps(session: ProfileSession, num_tokens: int, *, fusion: bool) -> list[StepProfile]:
     """Every other one profiled."""
-    llm.start_profile(fusion=fusion, unprofiled_every=2)
-    llm.add_request("overhead", PROMPT, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True))
-    steps = []
-    while llm.has_unfinished:
-        llm.step()
-        step = llm.take_step_profile()
-        if step is not None and step.num_decode_tokens and not step.num_prefill_tokens:
-            steps.append(step)
-    llm.stop_profile()
-    return steps
+    session.start(fusion=fusion, unprofiled_every=2)
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    with session.running([session.llm.validate(PROMPT, params)]) as steps:
+        profiles = [step.profile for step in steps]
+    session.stop()
+    return [profile for profile in profiles if profile is not None and profile.is_decode_of(1)]
 
 
 def compare(steps: list[StepProfile]) -> dict[str, Any]:
@@ -69,9 +66,10 @@ def main() -> None:
     config = EngineConfig(backend="cpu", num_threads=options.threads, max_num_seqs=1, max_model_len=1024)
     llm = LLM(str(fetch_demo()), config)
     llm.warm_up()
+    session = ProfileSession(llm)
     result: dict[str, Any] = machine.describe() | {"threads": options.threads, "model": llm.model_info.name}
     for name, fusion in (("fused", True), ("textbook", False)):
-        result[name] = compare(decode_steps(llm, options.tokens, fusion=fusion))
+        result[name] = compare(decode_steps(session, options.tokens, fusion=fusion))
         said = {key: result[name][key]["median"] for key in result[name] if key.endswith("unprofiled")}
         print(name, json.dumps({key: round(value, 3) for key, value in said.items()}), json.dumps(result[name]))
     if not options.no_write:

@@ -9,6 +9,7 @@ import click
 from numba_engine.cli import cli
 from numba_engine.cli.loading import load_ready
 from numba_engine.cli.options import engine_config, engine_options, execution_options
+from numba_engine.profiling import ProfileSession
 from service import server
 from service.config import service_config, service_options
 
@@ -26,7 +27,7 @@ def serve(ctx: click.Context, /, model: str, **options: Any) -> None:
     requests finish, a second one ends at once. Each option reads NUMBA_ENGINE_SERVE_<OPTION> where it is not given.
     """
     config = engine_config(options)
-    ctx.exit(server.run(service_config(options), lambda progress: load_ready(model, config, progress)))
+    ctx.exit(server.run(service_config(options), lambda progress: ProfileSession(load_ready(model, config, progress))))
 
 
 cli.add_command(serve)

@@ -26,19 +26,23 @@ from numba_engine import (
     Usage,
     ValidRequest,
 )
-from service.errors import DuplicateRequestError, EngineFailedError, ProfileBusyError, SlowClientError
-from service.profile_run import (
+from numba_engine.profiling import (
     ProfiledStep,
     ProfileEnd,
     ProfileEvent,
     ProfileRun,
+    ProfileSession,
     ProfileStarted,
     ProfileWaiting,
     ProfileWork,
 )
+from service.errors import DuplicateRequestError, EngineFailedError, ProfileBusyError, SlowClientError
 from service.telemetry import log
 
-Load = Callable[[Progress], LLM]
+Load = Callable[[Progress], ProfileSession]
+
+MAX_CALLS = 16384
+"""Told of one step: so many stay far below the 4 MiB of a message that clients take unless told otherwise."""
 
 _IDLE_HEARTBEAT_S = 1.0
 _PROGRESS_LOG_S = 2.0
@@ -157,7 +161,7 @@ class EngineLoop:
     def __init__(self, load: Load, *, max_pending_bytes: int, on_change: Callable[[], None]) -> None:
         """
         Args:
-            load: Makes the LLM; called on the engine's thread.
+            load: Makes the LLM, with the session for its profiles; called on the engine's thread.
             max_pending_bytes: Unread output at which a request is ended.
             on_change: Called on the event loop when ``state`` has changed.
         """
@@ -178,7 +182,7 @@ class EngineLoop:
         self._on_change = on_change
         self._streams: dict[str, RequestStream] = {}
         self._answers: set[asyncio.Future[Usage | None]] = set()
-        self._llm: LLM | None = None
+        self._session: ProfileSession | None = None
 
         self._commands: queue.SimpleQueue[Callable[[LLM], object]] = queue.SimpleQueue()
         self._outbox: list[tuple[RequestStream, _Event]] = []
@@ -192,13 +196,18 @@ class EngineLoop:
 
     @property
     def is_loaded(self) -> bool:
-        return self._llm is not None
+        return self._session is not None
 
     @property
     def llm(self) -> LLM:
         """For its facts and its text functions, which any thread may use."""
-        assert self._llm is not None, "the engine is loaded before anything is admitted"
-        return self._llm
+        return self.session.llm
+
+    @property
+    def session(self) -> ProfileSession:
+        """For its facts, which any thread may use."""
+        assert self._session is not None, "the engine is loaded before anything is admitted"
+        return self._session
 
     @property
     def is_alive(self) -> bool:
@@ -227,8 +236,9 @@ class EngineLoop:
             raise ProfileBusyError(self.profiled_request_id)
         stream = self._open(request_id)
         self.profiled_request_id = request_id
-        self.profile_has_own_work = bool(work.prompts)
-        self._commands.put(lambda llm: self._engine_start_profile(llm, stream, ProfileRun(request_id, work)))
+        self.profile_has_own_work = bool(work.requests)
+        profile = ProfileRun(self.session, request_id, work)
+        self._commands.put(lambda llm: self._engine_start_profile(stream, profile))
         return stream
 
     def close(self, stream: RequestStream) -> None:
@@ -302,8 +312,8 @@ class EngineLoop:
             if not over and stream.is_too_slow:
                 self._put_abort(stream)
 
-    def _loaded(self, llm: LLM) -> None:
-        self._llm = llm
+    def _loaded(self, session: ProfileSession) -> None:
+        self._session = session
         self.state = EngineState.RUNNING
         self._on_change()
 
@@ -324,11 +334,12 @@ class EngineLoop:
 
     def _engine_main(self) -> None:
         try:
-            llm = self._load(self._engine_note_progress)
+            session = self._load(self._engine_note_progress)
+            llm = session.llm
             self._engine_note_progress("measuring this machine's peaks", 0, 0)
-            _ = llm.peaks  # now, as nothing else may run meanwhile
+            _ = session.peaks  # now, as nothing else may run meanwhile
             self.stats = llm.stats
-            self._call_soon(lambda: self._loaded(llm))
+            self._call_soon(lambda: self._loaded(session))
             while not self._stopping:
                 self._heartbeat = time.monotonic()
                 self._engine_take_commands(llm)
@@ -369,14 +380,14 @@ class EngineLoop:
             self._engine_streams[stream.request_id] = stream
             self._post((stream, _ACCEPTED))
 
-    def _engine_start_profile(self, llm: LLM, stream: RequestStream, profile: ProfileRun) -> None:
+    def _engine_start_profile(self, stream: RequestStream, profile: ProfileRun) -> None:
         try:
-            started = profile.start(llm)
+            started = profile.start()
         except Exception as error:
             self._post((stream, error))
         else:
             self._engine_profile = profile, stream
-            self._post((stream, _ACCEPTED), (stream, started), *((stream, event) for event in profile.waiting(llm)))
+            self._post((stream, _ACCEPTED), (stream, started), *((stream, event) for event in profile.waiting()))
 
     def _engine_step(self, llm: LLM) -> None:
         events: list[tuple[RequestStream, _Event]] = []
@@ -391,27 +402,27 @@ class EngineLoop:
             events.append((stream, output))
         if self._engine_profile is not None:
             profile, stream = self._engine_profile
-            events += [(stream, event) for event in self._engine_profile_events(llm, profile, profiled)]
+            events += [(stream, event) for event in self._engine_profile_events(profile, profiled)]
         self.stats = llm.stats  # who has seen an output sees the step that made it counted
         self._post(*events)
 
     def _engine_profile_events(
-        self, llm: LLM, profile: ProfileRun, outputs: Sequence[RequestOutput]
+        self, profile: ProfileRun, outputs: Sequence[RequestOutput]
     ) -> Iterator[ProfileEvent | Exception]:
         try:
-            for event in profile.after_step(llm, outputs):
+            for event in profile.after_step(outputs):
                 if isinstance(event, ProfileEnd):
                     self._engine_profile = None
                 yield event
         except Exception as error:
             # A warm-up that is followed by nothing, or a summary that cannot be made, fails the profile and no other.
             self._engine_profile = None
-            profile.drop(llm)
+            profile.drop()
             yield error
 
     def _engine_abort(self, llm: LLM, stream: RequestStream) -> Usage | None:
         if self._engine_profile is not None and self._engine_profile[1] is stream:
-            return self._engine_abort_profile(llm, *self._engine_profile)
+            return self._engine_abort_profile(*self._engine_profile)
         if self._engine_streams.get(stream.request_id) is not stream:
             return None
         output = llm.abort(stream.request_id)
@@ -420,12 +431,12 @@ class EngineLoop:
         self._post((stream, output))
         return output.usage
 
-    def _engine_abort_profile(self, llm: LLM, profile: ProfileRun, stream: RequestStream) -> Usage | None:
+    def _engine_abort_profile(self, profile: ProfileRun, stream: RequestStream) -> Usage | None:
         self._engine_profile = None
         try:
-            end = profile.abort(llm)
+            end = profile.abort()
         except Exception as error:
-            profile.drop(llm)
+            profile.drop()
             self._post((stream, error))
             return None
         self._post((stream, end))
@@ -464,7 +475,8 @@ def _wire_bytes(output: RequestOutput) -> int:
 def _wire_bytes_of_profile(event: ProfileEvent) -> int:
     match event:
         case ProfiledStep(step, text):
-            return _OP_BYTES * (1 + len(step.ops)) + _CALL_BYTES * len(step.timeline) + len(text.encode())
+            num_calls = min(len(step.timeline), MAX_CALLS)
+            return _OP_BYTES * (1 + len(step.ops)) + _CALL_BYTES * num_calls + len(text.encode())
         case ProfileEnd(summary):
             return _OP_BYTES * (1 + len(summary.ops) + len(summary.prefill_ops))
         case _:

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from numba_engine import FieldViolation, InvalidRequestError, QueueFullError
+from numba_engine.profiling import ProfileEnd
 from numba_engine_api.v1 import inference_pb2 as api
 from numba_engine_api.v1 import inference_pb2_grpc as api_grpc
 from service import translate, translate_estimate, translate_profile
 from service.config import ServiceConfig
 from service.engine_loop import EngineLoop
 from service.errors import EngineFailedError, SlowClientError, UnknownRequestError
-from service.profile_run import ProfileEnd
 from service.status import ServerStatus
 from service.telemetry import Counters, RequestRecord, log
 
@@ -81,7 +81,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
                 async for event in stream.profile_events():
                     if isinstance(event, ProfileEnd):
                         record.note_end(event.usage, event.finish_reason)
-                    for response in translate_profile.to_responses(llm, event):
+                    for response in translate_profile.to_responses(self._engine.session, event):
                         await self._write(context, response)
             finally:
                 self._engine.close(stream)
@@ -91,7 +91,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
     ) -> api.EstimateThroughputResponse:
         async with self._answering(context, _new_id(), request):
             self._status.require_ready()
-            return await self._on_text_thread(lambda: translate_estimate.estimated(self._engine.llm, request))
+            return await self._on_text_thread(lambda: translate_estimate.estimated(self._engine.session, request))
 
     async def Tokenize(self, request: api.TokenizeRequest, context: _Context) -> api.TokenizeResponse:
         async with self._answering(context, _new_id(), request):

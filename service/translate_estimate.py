@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from numba_engine import (
-    LLM,
     Estimate,
     FieldViolation,
     Gpu,
@@ -22,14 +21,15 @@ from numba_engine import (
     model_of_config,
     model_of_size,
 )
+from numba_engine.profiling import ProfileSession
 from numba_engine_api.v1 import inference_pb2 as api
 
 
-def estimated(llm: LLM, request: api.EstimateThroughputRequest) -> api.EstimateThroughputResponse:
+def estimated(session: ProfileSession, request: api.EstimateThroughputRequest) -> api.EstimateThroughputResponse:
     """Takes a moment for many GPUs. Raises InvalidRequestError, naming every field that is wrong."""
     speculation = request.speculation if request.HasField("speculation") else None
     estimates = estimate_throughput(
-        _model(llm, request),
+        _model(session, request),
         request.gpus,
         weight_format=request.weight_format or None,
         kv_format=request.kv_format or None,
@@ -40,19 +40,19 @@ def estimated(llm: LLM, request: api.EstimateThroughputRequest) -> api.EstimateT
         draft_len=_optional(speculation, "draft_len") if speculation is not None else None,
         draft_cost=_optional(speculation, "draft_cost") if speculation is not None else None,
         target_tokens_per_s=_optional(request, "target_tokens_per_s"),
-        this_machine=machine_of(llm.model_info, llm.peaks),
+        this_machine=machine_of(session.llm.model_info, session.peaks),
     )
     return api.EstimateThroughputResponse(estimates=map(_to_estimate, estimates))
 
 
-def _model(llm: LLM, request: api.EstimateThroughputRequest) -> PlannedModel:
+def _model(session: ProfileSession, request: api.EstimateThroughputRequest) -> PlannedModel:
     match request.WhichOneof("model"):
         case "config_json":
             return model_of_config(request.config_json)
         case "size":
             return _model_of_size(request.size)
         case _:
-            return llm.planned_model
+            return session.planned_model
 
 
 def _model_of_size(size: api.ModelSize) -> PlannedModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Iterator, Sequence
 
 from numba_engine import (
@@ -12,6 +11,7 @@ from numba_engine import (
     EngineStats,
     FieldViolation,
     InvalidRequestError,
+    ModelInfo,
     OpBound,
     OpCall,
     OpProfile,
@@ -22,16 +22,19 @@ from numba_engine import (
     ValidRequest,
     longest_context,
 )
-from numba_engine_api.v1 import inference_pb2 as api
-from service import translate
-from service.profile_run import (
+from numba_engine.profiling import (
     ProfiledStep,
     ProfileEnd,
     ProfileEvent,
+    ProfileSession,
     ProfileStarted,
     ProfileWaiting,
     ProfileWork,
+    random_requests,
 )
+from numba_engine_api.v1 import inference_pb2 as api
+from service import translate
+from service.engine_loop import MAX_CALLS
 
 _DEFAULT_NUM_TOKENS = 32
 _DEFAULT_PROMPT_LEN = 512
@@ -59,24 +62,23 @@ def prepared(llm: LLM, limits: EngineStats, request: api.ProfileRequest) -> Prof
     steps_together = None
     match kind := translate.input_of(request):
         case "live":
-            prompts: Sequence[ValidRequest] = ()
+            requests: Sequence[ValidRequest] = ()
         case "synthetic":
             num_seqs, prompt_len = _sizes(request.synthetic)
             # The first of them goes on until all have decoded together.
             params, steps_together = dataclasses.replace(params, max_tokens=None), num_tokens
-            prompts = _random_prompts(llm, [prompt_len] * num_seqs, params)
+            requests = random_requests(llm, [prompt_len] * num_seqs, params)
         case _:
-            prompts = [translate.to_valid(llm, request, params)]
+            requests = [translate.to_valid(llm, request, params)]
+    lengths = [len(request.token_ids) for request in requests]
     return ProfileWork(
-        prompts=prompts,
+        requests=requests,
         fusion=request.fusion if request.HasField("fusion") else True,
         wants_text=kind not in ("live", "synthetic"),
         steps_together=steps_together,
         live_steps=_live_steps(request.live) if kind == "live" else None,
         warm_up_steps=request.warm_up_steps,
-        warm_up_prompts=_random_prompts(llm, [len(p.token_ids) for p in prompts], params)
-        if request.warm_up_steps
-        else (),
+        warm_up_requests=random_requests(llm, lengths, params) if request.warm_up_steps else (),
         with_steps=request.detail != api.PROFILE_DETAIL_SUMMARY,
         with_timeline=request.detail == api.PROFILE_DETAIL_TIMELINE,
         unprofiled_every=request.unprofiled_every,
@@ -150,26 +152,20 @@ def _live_steps(live: api.LiveTraffic) -> int:
     return live.num_steps if live.HasField("num_steps") else _DEFAULT_LIVE_STEPS
 
 
-def _random_prompts(llm: LLM, lengths: Sequence[int], params: SamplingParams) -> list[ValidRequest]:
-    """Drawn anew each time, so that nothing of them is found in the prefix cache."""
-    vocabulary = range(llm.model_info.vocab_size)
-    return [llm.validate(random.choices(vocabulary, k=length), params) for length in lengths]
-
-
 # ---------------------------------------------------------------- responses
 
 
-def to_responses(llm: LLM, event: ProfileEvent) -> Iterator[api.ProfileResponse]:
+def to_responses(session: ProfileSession, event: ProfileEvent) -> Iterator[api.ProfileResponse]:
     match event:
         case ProfileStarted(peaks, time_source):
-            yield api.ProfileResponse(device=_to_device(llm, peaks, time_source))
-            yield api.ProfileResponse(model=_to_model(llm))
+            yield api.ProfileResponse(device=_to_device(session.llm.model_info, peaks, time_source))
+            yield api.ProfileResponse(model=_to_model(session))
         case ProfileWaiting(num_steps):
             yield api.ProfileResponse(waiting=api.WaitingForTraffic(num_steps=num_steps))
         case ProfiledStep():
-            yield api.ProfileResponse(step=_to_step(event, llm.peaks))
+            yield api.ProfileResponse(step=_to_step(event, session.peaks))
         case ProfileEnd():
-            yield api.ProfileResponse(summary=_to_summary(event, llm.peaks))
+            yield api.ProfileResponse(summary=_to_summary(event, session.peaks))
 
 
 _TIME_SOURCE = {
@@ -188,8 +184,7 @@ _BOUND = {
 assert len(_BOUND) == len(OpBound)
 
 
-def _to_device(llm: LLM, peaks: Peaks, time_source: TimeSource) -> api.ProfiledDevice:
-    info = llm.model_info
+def _to_device(info: ModelInfo, peaks: Peaks, time_source: TimeSource) -> api.ProfiledDevice:
     return api.ProfiledDevice(
         backend=info.backend,
         name=info.device_name,
@@ -217,8 +212,8 @@ def _to_peak(name: str, value: float, unit: str, source: str) -> api.DevicePeak:
     )
 
 
-def _to_model(llm: LLM) -> api.ProfiledModel:
-    info = llm.model_info
+def _to_model(session: ProfileSession) -> api.ProfiledModel:
+    info = session.llm.model_info
     return api.ProfiledModel(
         name=info.name,
         architecture=info.architecture,
@@ -229,7 +224,7 @@ def _to_model(llm: LLM) -> api.ProfiledModel:
         kv_cache_dtype=info.kv_cache_dtype,
         kv_bytes_per_token=info.kv_bytes_per_token,
         weight_bytes_per_token=(
-            api.NamedBytes(name=name, num_bytes=num_bytes) for name, num_bytes in llm.weight_bytes_per_token.items()
+            api.NamedBytes(name=name, num_bytes=num_bytes) for name, num_bytes in session.weight_bytes_per_token.items()
         ),
     )
 
@@ -245,8 +240,8 @@ def _to_step(told: ProfiledStep, peaks: Peaks) -> api.StepProfile:
         ops=(_to_op(op, peaks) for op in step.ops),
         text=told.text,
         overhead_s=step.overhead_s,
-        calls=map(_to_call, step.timeline),
-        calls_left_out=told.calls_left_out,
+        calls=map(_to_call, step.timeline[:MAX_CALLS]),
+        calls_left_out=max(len(step.timeline) - MAX_CALLS, 0),
         unprofiled=not step.profiled,
         launch_gap_s=step.launch_gap_s,
         arithmetic_idle_share=step.arithmetic_idle_share(peaks),

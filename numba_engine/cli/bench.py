@@ -13,6 +13,7 @@ from numba_engine.cli.options import engine_config, engine_options, execution_op
 from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.bench import BenchRow, run_bench
 from numba_engine.profiling.exports import bench_as_json
+from numba_engine.profiling.session import ProfileSession
 
 _COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "GB/s", "of read bandwidth")
 
@@ -48,7 +49,7 @@ def bench(
         raise click.UsageError("--prompt-tokens 0 and --gen-tokens 0 leave nothing to measure")
     llm = load(model, engine_config(options), quiet=quiet)
     rows = run_bench(
-        llm,
+        ProfileSession(llm),
         prompt_tokens=prompt_tokens,
         gen_tokens=gen_tokens,
         repetitions=repetitions,

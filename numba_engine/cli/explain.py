@@ -33,13 +33,13 @@ from numba_engine.profiling.explain.walk import (
     near_of,
     phases_of,
 )
+from numba_engine.profiling.session import ProfileSession
 from numba_engine.sampling_params import SamplingParams
 
 _DEFAULT_PROMPT = "The capital of France is"
 _DEFAULT_REPETITIONS = 8
 _WIDE_TOKENS = 128
 _UNWATCHED_TOKENS = 32
-_REQUEST_ID = "explain"
 _DISAGREED = 1
 
 
@@ -109,17 +109,18 @@ def _walk(
         raise InvalidRequestError(FieldViolation("prompt", room))
     unwatched_time_s = _unwatched_time_s(llm, token_ids, params)
 
-    llm.start_profile(fusion=fusion, recorder=CloseUp)
+    session = ProfileSession(llm)
+    session.start(fusion=fusion, recorder=CloseUp)
     try:
-        runs = [_run(llm, token_ids, params, num_tokens=2) for _ in range(repetitions)]
+        runs = [_run(session, token_ids, params, num_tokens=2) for _ in range(repetitions)]
         drawn, text = runs[0].token_ids, runs[0].text
         assert all(run.token_ids == drawn for run in runs), "the same seed gives the same tokens"
         context = [*token_ids, drawn[0]]
-        recompute = [_run(llm, context, params, num_tokens=1) for _ in range(repetitions)]
+        recompute = [_run(session, context, params, num_tokens=1) for _ in range(repetitions)]
         wide_ids = _wide_prompt(llm, context)
-        wide = [_run(llm, wide_ids, params, num_tokens=1) for _ in range(repetitions)]
+        wide = [_run(session, wide_ids, params, num_tokens=1) for _ in range(repetitions)]
     finally:
-        summary = llm.stop_profile()
+        summary = session.stop()
 
     *prefill_steps, decode_step = _fastest_steps(runs)
     costs = {
@@ -176,20 +177,15 @@ class _Run:
     text: str
 
 
-def _run(llm: LLM, token_ids: list[int], params: SamplingParams, *, num_tokens: int) -> _Run:
-    steps, drawn, text = [], [], ""
-    llm.add_request(_REQUEST_ID, token_ids, _going_on(params, num_tokens))
-    try:
-        while llm.has_unfinished:
-            outputs = llm.step()
-            step = llm.take_step_profile()
-            assert isinstance(step, CloseUpStep)
-            steps.append(step)
-            drawn += [token_id for output in outputs for token_id in output.token_ids]
-            text += "".join(output.text for output in outputs)
-    finally:
-        llm.abort(_REQUEST_ID)
-    return _Run(tuple(steps), tuple(drawn), text)
+def _run(session: ProfileSession, token_ids: list[int], params: SamplingParams, *, num_tokens: int) -> _Run:
+    profiles, drawn, text = [], [], ""
+    with session.running([session.llm.validate(token_ids, _going_on(params, num_tokens))]) as steps:
+        for step in steps:
+            assert isinstance(step.profile, CloseUpStep)
+            profiles.append(step.profile)
+            drawn += [token_id for output in step.outputs for token_id in output.token_ids]
+            text += "".join(output.text for output in step.outputs)
+    return _Run(tuple(profiles), tuple(drawn), text)
 
 
 def _fastest_steps(runs: Sequence[_Run]) -> list[CloseUpStep]:

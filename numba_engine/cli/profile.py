@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,10 @@ from numba_engine.profiling.bench import check_fits
 from numba_engine.profiling.exports import profile_as_json, steps_as_csv
 from numba_engine.profiling.html_report import render_html
 from numba_engine.profiling.plots import require_matplotlib
+from numba_engine.profiling.profile_run import ProfiledStep, ProfileEnd, ProfileRun, ProfileWork
 from numba_engine.profiling.report import ProfileSummary, StepProfile
-from numba_engine.profiling.synthetic import longest_context
+from numba_engine.profiling.session import ProfileSession
+from numba_engine.profiling.synthetic import longest_context, random_requests
 from numba_engine.profiling.tables import format_bytes, format_count, step_table, summary_table
 from numba_engine.profiling.trace import profile_as_trace
 from numba_engine.sampling_params import SamplingParams
@@ -134,21 +135,23 @@ def profile(
     text = read_prompt(prompt, prompt_file, chat, system, default=_DEFAULT_PROMPT)
     # The first of several sequences goes on until all have decoded together for so many steps.
     params = SamplingParams(temperature=0.0, max_tokens=None if synthetic else max_tokens, ignore_eos=True)
-    steps_together = max_tokens if synthetic else None
     llm = load(model, engine_config(options), quiet=quiet)
-    prompts = _synthetic_prompts(llm, *synthetic, max_tokens) if synthetic else [text.token_ids(llm)]
-    if warm_up_steps:
-        _warm_up(llm, [len(prompt) for prompt in prompts], params, steps_together, warm_up_steps, fusion=fusion)
-
-    llm.start_profile(fusion=fusion, timeline=html is not None or trace is not None, unprofiled_every=_UNPROFILED_EVERY)
-    steps = []
-    errors = Console(stderr=True)
-    with Live(console=errors, transient=True, auto_refresh=False) as live:
-        for step in _measured_steps(llm, prompts, params, steps_together):
-            steps.append(step)
-            if errors.is_terminal and not quiet:
-                live.update(step_table(step), refresh=True)
-    summary = llm.stop_profile(decode_seqs=len(prompts))
+    if synthetic:
+        _check_fits(llm, *synthetic, max_tokens)
+        requests = random_requests(llm, [synthetic[1]] * synthetic[0], params)
+    else:
+        requests = [llm.validate(text.token_ids(llm), params)]
+    lengths = [len(request.token_ids) for request in requests]
+    work = ProfileWork(
+        requests,
+        fusion=fusion,
+        steps_together=max_tokens if synthetic else None,
+        warm_up_steps=warm_up_steps,
+        warm_up_requests=random_requests(llm, lengths, params) if warm_up_steps else (),
+        with_timeline=html is not None or trace is not None,
+        unprofiled_every=_UNPROFILED_EVERY,
+    )
+    steps, summary = _run(ProfileRun(ProfileSession(llm), "profile", work), quiet=quiet)
 
     for file in _write_files(llm.model_info, steps, summary, html, trace, csv):
         if not quiet:
@@ -160,54 +163,28 @@ def profile(
     wide_console().print(summary_table(summary))
 
 
-def _synthetic_prompts(llm: LLM, num_seqs: int, prompt_len: int, num_steps: int) -> list[list[int]]:
+def _check_fits(llm: LLM, num_seqs: int, prompt_len: int, num_steps: int) -> None:
     """Raises ConfigError unless the engine can decode such sequences together for so many steps."""
     budget = llm.max_num_batched_tokens
     if num_seqs > budget:
         raise ConfigError(f"max_num_batched_tokens is {budget}, but {num_seqs} sequences are to run at once")
     check_fits(llm, longest_context(num_seqs, prompt_len, num_steps, budget), num_seqs)
-    return _random_prompts(llm, [prompt_len] * num_seqs)
 
 
-def _warm_up(
-    llm: LLM,
-    lengths: Sequence[int],
-    params: SamplingParams,
-    steps_together: int | None,
-    num_steps: int,
-    *,
-    fusion: bool,
-) -> None:
-    """Run what will be measured, but with other prompts, so that none of those is in the prefix cache."""
-    llm.start_profile(fusion=fusion)
-    with closing(_measured_steps(llm, _random_prompts(llm, lengths), params, steps_together)) as steps:
-        for _ in zip(range(num_steps), steps, strict=False):
-            pass
-    llm.stop_profile()
-
-
-def _random_prompts(llm: LLM, lengths: Sequence[int]) -> list[list[int]]:
-    return [random.choices(range(llm.model_info.vocab_size), k=length) for length in lengths]
-
-
-def _measured_steps(
-    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams, steps_together: int | None
-) -> Generator[StepProfile, None, None]:
-    """Run the prompts to their ends, or until all have decoded together for so many steps."""
-    request_ids = [f"profile-{index}" for index in range(len(prompts))]
-    for request_id, prompt in zip(request_ids, prompts, strict=True):
-        llm.add_request(request_id, prompt, params)
-    try:
-        num_together = 0
-        while llm.has_unfinished and num_together != steps_together:
-            llm.step()
-            step = llm.take_step_profile()
-            if step is not None:
-                num_together += step.is_decode_of(len(prompts))
-                yield step
-    finally:
-        for request_id in request_ids:
-            llm.abort(request_id)
+def _run(run: ProfileRun, *, quiet: bool) -> tuple[list[StepProfile], ProfileSummary]:
+    """To its end, with the current step on stderr."""
+    steps = []
+    errors = Console(stderr=True)
+    with Live(console=errors, transient=True, auto_refresh=False) as live, closing(run.events()) as events:
+        for event in events:
+            match event:
+                case ProfiledStep(step):
+                    steps.append(step)
+                    if errors.is_terminal and not quiet:
+                        live.update(step_table(step), refresh=True)
+                case ProfileEnd(summary):
+                    return steps, summary
+    raise AssertionError("the last event is the end")
 
 
 def _write_files(

@@ -5,12 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
 
 from numba_engine.backends.base import Backend
 from numba_engine.backends.delegating import UnfusedBackend
-from numba_engine.backends.instruments import TimeSource
 from numba_engine.checkpoint import Progress
 from numba_engine.config import EngineConfig
 from numba_engine.engine.engine import Engine
@@ -18,12 +15,6 @@ from numba_engine.engine.loading import load_model
 from numba_engine.engine.validation import ValidRequest, not_in_vocabulary, validated
 from numba_engine.errors import FieldViolation, InvalidRequestError
 from numba_engine.outputs import Completion, EngineStats, RequestOutput
-from numba_engine.profiling.memory import process_bytes
-from numba_engine.profiling.peaks import peaks_of
-from numba_engine.profiling.planned_model import PlannedModel
-from numba_engine.profiling.planned_transformer import transformer_from_headers
-from numba_engine.profiling.recorder import Recorder, summarize
-from numba_engine.profiling.report import MemoryUse, Peaks, ProfileSummary, StepProfile
 from numba_engine.sampling_params import SamplingParams
 from numba_engine.scheduling.scheduler import ScheduledStep
 
@@ -59,8 +50,6 @@ class LLM:
         """Where the outputs of requests of ``stream`` and ``generate`` go."""
         self._unclaimed: list[RequestOutput] = []
         """Outputs of all other requests, until the next ``step`` hands them out."""
-        self._recorder: Recorder | None = None
-        self._last_step_profile: StepProfile | None = None
 
     # ---- text: safe from any thread --------------------------------------------------------------------------------
 
@@ -201,111 +190,10 @@ class LLM:
             self.abort(request_id)
             del self._inboxes[request_id]
 
-    # ---- profile ---------------------------------------------------------------------------------------------------
-
-    def start_profile(
-        self,
-        *,
-        fusion: bool = True,
-        timeline: bool = False,
-        unprofiled_every: int = 0,
-        recorder: type[Recorder] = Recorder,
-    ) -> None:
-        """Measure every step from now on until ``stop_profile``. Looking changes no token.
-
-        ``fusion=False`` runs the textbook ops one by one, so that each of them shows. ``timeline`` keeps every call in
-        its ``StepProfile``. ``unprofiled_every=n`` runs every n-th decode step as without a profile, so that the
-        summary can tell what looking costs. A ``recorder`` that looks closer says more in each ``StepProfile``.
-        """
-        assert self._recorder is None, "one profile at a time"
-        self._route(self.engine.synchronize())
-        self._recorder = recorder(
-            self.engine.backend,
-            fusion=fusion and self.engine.config.fusion,
-            timeline=timeline,
-            unprofiled_every=unprofiled_every,
-            peaks=self.peaks if self.engine.backend.counter is not None else None,
-        )
-        self._profiled_steps: list[StepProfile] = []
-        self._most_kv_blocks = 0
-        self.engine.observer = self
-
-    @property
-    def time_source(self) -> TimeSource:
-        """How the profile that is on takes the times of ops."""
-        assert self._recorder is not None, "start_profile first"
-        return self._recorder.time_source
-
-    def take_step_profile(self) -> StepProfile | None:
-        """What the last ``step`` did; None if it did nothing or no profile is on."""
-        profile, self._last_step_profile = self._last_step_profile, None
-        return profile
-
-    def stop_profile(self, *, decode_seqs: int = 1) -> ProfileSummary:
-        """End the profile and sum it up. The first one measures the machine's peaks, which takes a moment.
-
-        Decode steps of fewer than ``decode_seqs`` sequences are left out of its decode figures: for sequences that are
-        to decode together, and of which the first decode already while the others' prompts are computed.
-        """
-        assert self._recorder is not None, "start_profile first"
-        self._stop_recording()
-        return summarize(self._profiled_steps, peaks=self.peaks, memory=self._memory_use(), decode_seqs=decode_seqs)
-
-    @cached_property
-    def peaks(self) -> Peaks:
-        """What the device can do at most, measured once, while nothing else of the engine runs."""
-        return peaks_of(self.engine.backend, self.model_info.weight_formats)
-
-    # ---- parts of the above ----------------------------------------------------------------------------------------
-
     def _route(self, outputs: Iterable[RequestOutput]) -> None:
         """To whoever asked for them: the one place where outputs find their way."""
         for output in outputs:
             self._inboxes.get(output.request_id, self._unclaimed).append(output)
-
-    def ops_for_step(self, step: ScheduledStep) -> Backend:
-        assert self._recorder is not None
-        return self._recorder.ops_for_step(is_decode=all(scheduled.is_decode for scheduled in step))
-
-    def step_done(self, step: ScheduledStep, time_s: float) -> None:
-        assert self._recorder is not None
-        num_decode = sum(scheduled.is_decode for scheduled in step)
-        stats = self.stats
-        self._most_kv_blocks = max(self._most_kv_blocks, stats.num_kv_blocks - stats.num_free_kv_blocks)
-        self._last_step_profile = self._recorder.take_step(
-            index=len(self._profiled_steps),
-            num_prefill_tokens=sum(scheduled.num_new_tokens for scheduled in step) - num_decode,
-            num_decode_tokens=num_decode,
-            num_seqs=len(step),
-            time_s=time_s,
-        )
-        self._profiled_steps.append(replace(self._last_step_profile, timeline=()))  # nothing is summed up from it
-
-    def _stop_recording(self) -> None:
-        assert self._recorder is not None
-        self._recorder.close()
-        self._recorder = None
-        self.engine.observer = None
-
-    @cached_property
-    def planned_model(self) -> PlannedModel:
-        """The same model as the roofline planner takes it."""
-        return transformer_from_headers(self.model_info.name, self.model.config, self.model.stored)
-
-    @cached_property
-    def weight_bytes_per_token(self) -> dict[str, int]:
-        """What a decode step of one sequence reads, by kind of weight."""
-        return self.model.decoder.weights.bytes_per_token
-
-    def _memory_use(self) -> MemoryUse:
-        block_bytes = self.engine.config.block_size * self.model_info.kv_bytes_per_token
-        return MemoryUse(
-            weight_bytes=self.model_info.weight_bytes,
-            kv_cache_bytes=self.stats.num_kv_blocks * block_bytes,
-            kv_used_bytes=self._most_kv_blocks * block_bytes,
-            free_bytes=self.engine.backend.free_memory_bytes(),
-            process_bytes=process_bytes(),
-        )
 
 
 class _WithoutFusion:

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Protocol
 
+from numba_engine.engine.llm import LLM
+from numba_engine.engine.validation import ValidRequest
 from numba_engine.errors import ConfigError
-from numba_engine.outputs import EngineStats, ModelInfo, RequestOutput
-from numba_engine.profiling.report import ProfileSummary, StepProfile
+from numba_engine.profiling.report import StepProfile
+from numba_engine.profiling.session import ProfileSession, SessionStep
+from numba_engine.profiling.synthetic import random_requests
 from numba_engine.sampling_params import SamplingParams
-
-
-class BenchedLLM(Protocol):
-    """What a bench asks of ``numba_engine.LLM``."""
-
-    model_info: ModelInfo
-
-    @property
-    def stats(self) -> EngineStats: ...
-    def add_request(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None: ...
-    def abort(self, request_id: str) -> RequestOutput | None: ...
-    def step(self) -> list[RequestOutput]: ...
-    def start_profile(self) -> None: ...
-    def take_step_profile(self) -> StepProfile | None: ...
-    def stop_profile(self) -> ProfileSummary: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +49,7 @@ class _Measured:
 
 
 def run_bench(
-    llm: BenchedLLM,
+    session: ProfileSession,
     *,
     prompt_tokens: int = 512,
     gen_tokens: int = 128,
@@ -80,25 +66,25 @@ def run_bench(
     Raises:
         ConfigError: if the engine cannot hold ``batch`` such sequences at once.
     """
-    check_fits(llm, max(prompt_tokens + 1, max(depth, 1) + gen_tokens + 1), batch)
+    check_fits(session.llm, max(prompt_tokens + 1, max(depth, 1) + gen_tokens + 1), batch)
     suffix = f" × {batch}" if batch > 1 else ""
     rows = []
     if prompt_tokens:
-        run = lambda: _prefill(llm, prompt_tokens, batch)  # noqa: E731
-        rows.append(_row(llm, f"pp{prompt_tokens}{suffix}", repetitions, run))
+        run = lambda: _prefill(session, prompt_tokens, batch)  # noqa: E731
+        rows.append(_row(session, f"pp{prompt_tokens}{suffix}", repetitions, run))
     if gen_tokens:
         at_depth = f" @ d{depth}" if depth else ""
-        run = lambda: _decode(llm, gen_tokens, depth, batch)  # noqa: E731
-        rows.append(_row(llm, f"tg{gen_tokens}{at_depth}{suffix}", repetitions, run))
+        run = lambda: _decode(session, gen_tokens, depth, batch)  # noqa: E731
+        rows.append(_row(session, f"tg{gen_tokens}{at_depth}{suffix}", repetitions, run))
     return rows
 
 
-def _row(llm: BenchedLLM, name: str, repetitions: int, run: Callable[[], _Measured]) -> BenchRow:
-    llm.start_profile()
+def _row(session: ProfileSession, name: str, repetitions: int, run: Callable[[], _Measured]) -> BenchRow:
+    session.start()
     try:
         counted = run()
     finally:
-        read_bandwidth_gbps = llm.stop_profile().read_bandwidth_gbps
+        read_bandwidth_gbps = session.stop().read_bandwidth_gbps
     ops = [op for step in counted.steps for op in step.ops]
     measured = [run() for _ in range(repetitions)]
     rates = [m.num_tokens / m.time_s for m in measured]
@@ -114,47 +100,34 @@ def _row(llm: BenchedLLM, name: str, repetitions: int, run: Callable[[], _Measur
     )
 
 
-def _prefill(llm: BenchedLLM, prompt_tokens: int, batch: int) -> _Measured:
+def _prefill(session: ProfileSession, prompt_tokens: int, batch: int) -> _Measured:
     """From the first step to the last sequence's first token."""
-    waiting = _add_requests(llm, prompt_tokens, batch, max_tokens=1)
-    start = time.perf_counter()
-    steps = []
-    while waiting:
-        waiting -= {output.request_id for output in llm.step() if output.finished}
-        steps.append(llm.take_step_profile())
-    time_s = time.perf_counter() - start
-    return _Measured(batch * prompt_tokens, time_s, tuple(step for step in steps if step))
+    with session.running(_requests(session, prompt_tokens, batch, max_tokens=1)) as steps:
+        return _measured(steps, batch * prompt_tokens)
 
 
-def _decode(llm: BenchedLLM, gen_tokens: int, depth: int, batch: int) -> _Measured:
+def _decode(session: ProfileSession, gen_tokens: int, depth: int, batch: int) -> _Measured:
     """``gen_tokens`` steps with a token for every sequence; at depth 0 the first of them is from the lone token."""
-    requests = _add_requests(llm, max(depth, 1), batch, max_tokens=None)
-    unstarted = set(requests) if depth else set()
-    while unstarted:
-        unstarted -= {output.request_id for output in llm.step()}
+    with session.running(_requests(session, max(depth, 1), batch, max_tokens=None)) as steps:
+        started: set[str] = set()
+        while depth and len(started) < batch:
+            started |= {output.request_id for output in next(steps).outputs}
+        return _measured(itertools.islice(steps, gen_tokens), batch * gen_tokens)
+
+
+def _measured(steps: Iterable[SessionStep], num_tokens: int) -> _Measured:
     start = time.perf_counter()
-    steps = []
-    for _ in range(gen_tokens):
-        llm.step()
-        steps.append(llm.take_step_profile())
+    profiles = [step.profile for step in steps]
     time_s = time.perf_counter() - start
-    for request_id in requests:
-        llm.abort(request_id)
-    return _Measured(batch * gen_tokens, time_s, tuple(step for step in steps if step))
+    return _Measured(num_tokens, time_s, tuple(profile for profile in profiles if profile))
 
 
-def _add_requests(llm: BenchedLLM, num_tokens: int, batch: int, max_tokens: int | None) -> set[str]:
+def _requests(session: ProfileSession, num_tokens: int, batch: int, max_tokens: int | None) -> list[ValidRequest]:
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    ids = {f"bench-{next(_ids)}" for _ in range(batch)}
-    for request_id in ids:
-        llm.add_request(request_id, random.choices(range(llm.model_info.vocab_size), k=num_tokens), params)
-    return ids
+    return random_requests(session.llm, [num_tokens] * batch, params)
 
 
-_ids = itertools.count()
-
-
-def check_fits(llm: BenchedLLM, context_len: int, batch: int) -> None:
+def check_fits(llm: LLM, context_len: int, batch: int) -> None:
     """Raises ConfigError unless the engine can hold so many sequences of so many tokens at once."""
     info, stats = llm.model_info, llm.stats
     if context_len > info.max_model_len:

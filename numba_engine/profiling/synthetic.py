@@ -1,6 +1,19 @@
-"""Sequences that decode together: how long they become until all of them have."""
+"""Sequences of random tokens that decode together, and how long they become until all of them have."""
 
 from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from numba_engine.engine.llm import LLM
+from numba_engine.engine.validation import ValidRequest
+from numba_engine.sampling_params import SamplingParams
+
+
+def random_requests(llm: LLM, lengths: Sequence[int], params: SamplingParams) -> list[ValidRequest]:
+    """Prompts of so many tokens each, drawn anew each time, so that nothing of them is found in the prefix cache."""
+    vocabulary = range(llm.model_info.vocab_size)
+    return [llm.validate(random.choices(vocabulary, k=length), params) for length in lengths]
 
 
 def longest_context(num_seqs: int, prompt_len: int, num_steps: int, max_num_batched_tokens: int) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from numba_engine.backends.instruments import TimeSource
 from numba_engine.config import EngineConfig
+from numba_engine.engine.validation import ValidRequest
 from numba_engine.outputs import (
     EngineStats,
     FinishReason,
@@ -16,7 +18,8 @@ from numba_engine.outputs import (
     TokenLogprob,
     Usage,
 )
-from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
+from numba_engine.profiling import ProfileSession
+from numba_engine.profiling.report import OpProfile, Peaks, ProfileSummary, StepProfile
 from numba_engine.sampling_params import SamplingParams
 
 ANSWER = (("Par", 10), ("", 11), ("is 🎉\n", 12))
@@ -53,6 +56,8 @@ class FakeLLM:
     made: list[FakeLLM]
     on_step: Callable[[int], None]
     default_sampling: SamplingParams
+    session: FakeSession
+    """Where a command profiled it."""
     model_info = MODEL_INFO
     max_num_batched_tokens = 512
 
@@ -62,10 +67,9 @@ class FakeLLM:
         self.config = config
         self.prompts: list[list[int]] = []
         self.params: list[SamplingParams] = []
-        self.fusion: bool | None = None
-        self._running: str | None = None
-        self._num_running = 0
-        self._step = 0
+        self.running: list[str] = []
+        self.num_steps = 0
+        """Since the last request was added."""
         self.warmed_up = False
         self.made.append(self)
 
@@ -79,15 +83,21 @@ class FakeLLM:
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         return [0, *("|".join(f"{m['role']}:{m['content']}" for m in messages)).encode()]
 
-    def add_request(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._running, self._step = request_id, 0
-        self._num_running += 1
-        self.prompts.append(list(prompt))
-        self.params.append(params)
+    def validate(self, prompt: Sequence[int], params: SamplingParams) -> ValidRequest:
+        return ValidRequest(tuple(prompt), params)
+
+    def add_request(
+        self, request_id: str, prompt: Sequence[int] | ValidRequest, params: SamplingParams | None = None
+    ) -> None:
+        request = prompt if isinstance(prompt, ValidRequest) else self.validate(prompt, params or self.default_sampling)
+        self.running.append(request_id)
+        self.num_steps = 0
+        self.prompts.append(list(request.token_ids))
+        self.params.append(request.params)
 
     @property
     def has_unfinished(self) -> bool:
-        return self._running is not None
+        return bool(self.running)
 
     @property
     def stats(self) -> EngineStats:
@@ -95,26 +105,25 @@ class FakeLLM:
         return EngineStats(**{**zeros, "max_num_seqs": 8, "num_kv_blocks": 1000, "block_size": 16})
 
     def step(self) -> list[RequestOutput]:
-        assert self._running is not None
-        type(self).on_step(self._step)
-        text, token_id = ANSWER[self._step % len(ANSWER)]
-        self._step += 1
-        return [self._output(text, token_id, self._finish_reason())]
+        assert self.running
+        type(self).on_step(self.num_steps)
+        text, token_id = ANSWER[self.num_steps % len(ANSWER)]
+        self.num_steps += 1
+        return [self._output(request_id, text, token_id, self._finish_reason()) for request_id in list(self.running)]
 
     def _finish_reason(self) -> FinishReason | None:
         params = self.params[-1]
         limit = params.max_tokens or (None if params.ignore_eos else len(ANSWER))
-        return FinishReason.MAX_TOKENS if limit and self._step >= limit else None
+        return FinishReason.MAX_TOKENS if limit and self.num_steps >= limit else None
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        if self._running != request_id:
+        if request_id not in self.running:
             return None
-        return self._output("", None, FinishReason.ABORTED)
+        return self._output(request_id, "", None, FinishReason.ABORTED)
 
-    def _output(self, text: str, token_id: int | None, reason: FinishReason | None) -> RequestOutput:
-        request_id = self._running or ""
+    def _output(self, request_id: str, text: str, token_id: int | None, reason: FinishReason | None) -> RequestOutput:
         if reason:
-            self._running, self._num_running = None, 0
+            self.running.remove(request_id)
         asked = self.params[-1].logprobs is not None and token_id is not None
         chosen = TokenLogprob(token_id or 0, -0.25, text)
         return RequestOutput(
@@ -122,21 +131,33 @@ class FakeLLM:
             text=text,
             token_ids=() if token_id is None else (token_id,),
             logprobs=(PositionLogprobs(chosen, (chosen,)),) if asked else (),
-            usage=Usage(prompt_tokens=len(self.prompts[-1]), cached_prompt_tokens=1, completion_tokens=self._step),
+            usage=Usage(prompt_tokens=len(self.prompts[-1]), cached_prompt_tokens=1, completion_tokens=self.num_steps),
             finish_reason=reason,
             timings=Timings(0.0, 0.05, 0.05, 0.02, 0.01, 0) if reason else None,
         )
 
-    def start_profile(self, *, fusion: bool = True, timeline: bool = False, unprofiled_every: int = 0) -> None:
-        self.fusion, self.timeline, self.unprofiled_every = fusion, timeline, unprofiled_every
 
-    def take_step_profile(self) -> StepProfile | None:
-        prefill = 5 if self._step == 1 else 0
+class FakeSession(ProfileSession):
+    """Tells nearly the same of every step of a FakeLLM and of every profile."""
+
+    llm: FakeLLM  # type: ignore[assignment]
+    peaks = Peaks("EPYC", 35.0, "measured", None, "unknown", "not measured")  # type: ignore[assignment]
+    time_source = TimeSource.HOST_CLOCK  # type: ignore[assignment]
+
+    def __init__(self, llm: FakeLLM) -> None:
+        super().__init__(llm)  # type: ignore[arg-type]
+        llm.session = self
+
+    def start(self, *, fusion: bool = True, **options: Any) -> None:
+        self.fusion = fusion
+
+    def take_step(self) -> StepProfile | None:
+        index = self.llm.num_steps - 1
         op = OpProfile("linear", 30, 0.003, 60_000_000, 0, 1000, 120_000_000)
-        num_seqs = self._num_running
-        return StepProfile(self._step - 1, prefill, 0 if prefill else num_seqs, num_seqs, 0.004, (op,))
+        num_seqs = len(self.llm.running)
+        return StepProfile(index, 0 if index else 5, num_seqs if index else 0, num_seqs, 0.004, (op,))
 
-    def stop_profile(self, *, decode_seqs: int = 1) -> ProfileSummary:
+    def stop(self, *, decode_seqs: int = 1) -> ProfileSummary:
         self.decode_seqs = decode_seqs
         op = OpProfile("linear", 60, 0.006, 120_000_000, 0, 2000, 240_000_000)
         return ProfileSummary(

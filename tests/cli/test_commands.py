@@ -30,7 +30,7 @@ def test_profile_prints_model_ops_and_limit(run: Run, llms: list[FakeLLM]) -> No
     assert "250.0 tok/s" in result.stdout
     assert "43%" in result.stdout
     assert llms[0].params == [SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)]
-    assert (llms[0].fusion, llms[0].prompts) == (False, [[97, 98]])
+    assert (llms[0].session.fusion, llms[0].prompts) == (False, [[97, 98]])
 
 
 def test_profile_json(run: Run, llms: list[FakeLLM]) -> None:
@@ -39,7 +39,7 @@ def test_profile_json(run: Run, llms: list[FakeLLM]) -> None:
     assert profile["model"]["name"] == "tiny"
     assert [step["index"] for step in profile["steps"]] == [0, 1, 2]
     assert profile["summary"]["read_bandwidth_gbps"] == 35.0
-    assert llms[0].fusion is True
+    assert llms[0].session.fusion is True
     assert llms[0].prompts != [[]], "there is a prompt where none is given"
 
 
@@ -52,7 +52,7 @@ def test_profile_of_made_up_prompts_after_a_warm_up(run: Run, llms: list[FakeLLM
     assert {params.max_tokens for params in llm.params} == {None}, "they end together"
     steps = json.loads(result.stdout)["steps"]
     assert [step["index"] for step in steps] == [0, 1, 2], "a prompt and two tokens: the warm-up is not reported"
-    assert llm.decode_seqs == 3
+    assert llm.session.decode_seqs == 3
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from numba_engine import LLM, RequestOutput, SamplingParams
+from numba_engine.profiling import ProfileSession
 from tests.engine.conftest import MakeLLM
 
 NUM_REQUESTS = 8
@@ -135,7 +136,8 @@ def test_without_fusion_only_textbook_ops_run(make_llm: MakeLLM) -> None:
     phases = {"norm_qkv_rope_store", "norm_gate_up_act", "norm_lm_head"}
     for fusion in (True, False):
         llm = make_llm(fusion=fusion, prefix_caching=False)
-        llm.start_profile()
+        session = ProfileSession(llm)
+        session.start()
         llm.generate([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
-        ran = {op.name for op in llm.stop_profile().ops}
+        ran = {op.name for op in session.stop().ops}
         assert phases & ran == (phases if fusion else set())

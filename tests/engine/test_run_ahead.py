@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from numba_engine import LLM, EngineConfig, FinishReason, PositionLogprobs, RequestOutput, SamplingParams
+from numba_engine.profiling import ProfileSession
 from tests.engine.conftest import MakeLLM
 from tests.engine.deferred_backend import DeferredBackend
 from tests.engine.test_invariance import params, prompts
@@ -136,7 +137,7 @@ def test_outputs_that_wait_when_their_request_is_aborted_are_nobody_s(make_defer
     deferred.add_request("same", PROMPT, GREEDY)
     for _ in range(3):
         deferred.step()
-    deferred.start_profile()  # is done with the step in flight, whose outputs wait for the next step
+    ProfileSession(deferred).start()  # is done with the step in flight, whose outputs wait for the next step
     last = deferred.abort("same")
     assert last is not None
     assert len(last.token_ids) == 1, "what waited is part of the end"
@@ -150,7 +151,7 @@ def test_who_has_ended_before_the_abort_has_ended_as_it_did(make_deferred: MakeD
     deferred.add_request("ends", PROMPT, SamplingParams(temperature=0, ignore_eos=True, max_tokens=4))
     for _ in range(3):
         deferred.step()
-    deferred.start_profile()
+    ProfileSession(deferred).start()
     last = deferred.abort("ends")
     assert last is not None
     assert last.finish_reason is FinishReason.MAX_TOKENS
@@ -216,9 +217,10 @@ def test_the_prefix_cache_holds_what_was_computed_ahead(make_deferred: MakeDefer
 def test_steps_without_a_profile_in_one_are_replayed_and_none_runs_ahead(make_deferred: MakeDeferred, llm: LLM) -> None:
     expected = llm.generate(PROMPT, GREEDY)[0].token_ids
     deferred = make_deferred()
-    deferred.start_profile(unprofiled_every=3)
+    session = ProfileSession(deferred)
+    session.start(unprofiled_every=3)
     assert deferred.generate(PROMPT, GREEDY)[0].token_ids == expected
-    deferred.stop_profile()
+    session.stop()
     assert set(log_of(deferred).split("a")) == {"", "lr"}
 
 
@@ -227,10 +229,11 @@ def test_a_profile_begins_with_nothing_in_flight(make_deferred: MakeDeferred, ll
     deferred = make_deferred()
     deferred.add_request("a", PROMPT, GREEDY)
     outputs = [output for _ in range(3) for output in deferred.step()]
-    deferred.start_profile()
+    session = ProfileSession(deferred)
+    session.start()
     while deferred.has_unfinished:
         outputs += deferred.step()
-    summary = deferred.stop_profile()
+    summary = session.stop()
     assert tuple(i for output in outputs for i in output.token_ids) == expected
     assert log_of(deferred) == "a" + "ll" + "rl" + "rr" + "a" * 8
     assert summary.num_decode_steps == 8

@@ -14,6 +14,7 @@ import pytest
 from numba_engine import LLM, EngineConfig, SamplingParams
 from numba_engine.backends.instruments import CountedTraffic, TimeSource
 from numba_engine.model.config import ModelConfig
+from numba_engine.profiling import ProfileSession
 from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
 
 PROMPT = [7, 1009, 20011]  # rows of the embedding table that share no load
@@ -59,15 +60,16 @@ def fused(llm: LLM) -> tuple[list[StepProfile], ProfileSummary]:
 
 def profiled(llm: LLM, *, fusion: bool) -> tuple[list[StepProfile], ProfileSummary]:
     """A prefill step and a decode step."""
-    llm.start_profile(fusion=fusion, timeline=True, unprofiled_every=1)
+    session = ProfileSession(llm)
+    session.start(fusion=fusion, timeline=True, unprofiled_every=1)
     llm.add_request("r", PROMPT, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
     steps = []
     while llm.has_unfinished:
         llm.step()
-        step = llm.take_step_profile()
+        step = session.take_step()
         assert step is not None
         steps.append(step)
-    return steps, llm.stop_profile()
+    return steps, session.stop()
 
 
 def counted(op: OpProfile) -> CountedTraffic:

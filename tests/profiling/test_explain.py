@@ -17,6 +17,7 @@ from rich.console import Console
 
 from numba_engine import LLM, EngineConfig, SamplingParams
 from numba_engine.formats import F16, Q8_0
+from numba_engine.profiling import ProfileSession
 from numba_engine.profiling.explain.answers import answers
 from numba_engine.profiling.explain.caches import CacheLevel, cpu_caches
 from numba_engine.profiling.explain.close_up import CloseUp, CloseUpStep
@@ -150,15 +151,16 @@ def llm(model_path: Path) -> LLM:
 def run(llm: LLM, params: SamplingParams, *, fusion: bool = True) -> tuple[list[CloseUpStep], list[int]]:
     """Steps and tokens of one request under a close look."""
     steps, tokens = [], []
-    llm.start_profile(fusion=fusion, recorder=CloseUp)
+    session = ProfileSession(llm)
+    session.start(fusion=fusion, recorder=CloseUp)
     try:
         for output in llm.stream(PROMPT, params):
-            step = llm.take_step_profile()
+            step = session.take_step()
             assert isinstance(step, CloseUpStep)
             steps.append(step)
             tokens += output.token_ids
     finally:
-        llm.stop_profile()
+        session.stop()
     return steps, tokens
 
 

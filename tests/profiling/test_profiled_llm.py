@@ -8,6 +8,7 @@ import gguf
 import pytest
 
 from numba_engine import LLM, EngineConfig, SamplingParams
+from numba_engine.profiling import ProfileSession
 from numba_engine.profiling.report import ProfileSummary, StepProfile
 
 PROMPT = list(range(100, 137))
@@ -21,26 +22,33 @@ def llm(demo_path: Path) -> LLM:
     return LLM(str(demo_path), EngineConfig(backend="cpu", num_threads=2, max_num_seqs=4, max_model_len=128))
 
 
+@pytest.fixture(scope="module")
+def session(llm: LLM) -> ProfileSession:
+    return ProfileSession(llm)
+
+
 def generate(llm: LLM) -> tuple[int, ...]:
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     return llm.generate([PROMPT], params)[0].token_ids
 
 
-def profiled(llm: LLM, *, fusion: bool) -> tuple[list[StepProfile], ProfileSummary, list[int]]:
-    llm.start_profile(fusion=fusion)
+def profiled(session: ProfileSession, *, fusion: bool) -> tuple[list[StepProfile], ProfileSummary, list[int]]:
+    session.start(fusion=fusion)
     steps, tokens = [], []
-    for output in llm.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)):
-        step = llm.take_step_profile()
+    for output in session.llm.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)):
+        step = session.take_step()
         assert step is not None
         steps.append(step)
         tokens += output.token_ids
-    return steps, llm.stop_profile(), tokens
+    return steps, session.stop(), tokens
 
 
 @pytest.mark.parametrize("fusion", [True, False])
-def test_a_decode_step_streams_the_files_tensors_once(llm: LLM, demo_path: Path, fusion: bool) -> None:
+def test_a_decode_step_streams_the_files_tensors_once(
+    llm: LLM, session: ProfileSession, demo_path: Path, fusion: bool
+) -> None:
     plain = generate(llm)
-    steps, summary, tokens = profiled(llm, fusion=fusion)
+    steps, summary, tokens = profiled(session, fusion=fusion)
     assert tuple(tokens) == plain
     tensor_bytes = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(demo_path).tensors)
     decode = [step for step in steps if not step.num_prefill_tokens]
@@ -56,17 +64,19 @@ def test_a_decode_step_streams_the_files_tensors_once(llm: LLM, demo_path: Path,
     assert sum(share for _, share in summary.shares) == pytest.approx(1.0)
 
 
-def test_steps_without_looking_are_among_the_others_and_the_parts_make_the_whole(llm: LLM) -> None:
+def test_steps_without_looking_are_among_the_others_and_the_parts_make_the_whole(
+    llm: LLM, session: ProfileSession
+) -> None:
     plain = generate(llm)
-    llm.start_profile(unprofiled_every=2)
+    session.start(unprofiled_every=2)
     steps = []
     tokens = []
     for output in llm.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)):
-        step = llm.take_step_profile()
+        step = session.take_step()
         assert step is not None
         steps.append(step)
         tokens += output.token_ids
-    summary = llm.stop_profile()
+    summary = session.stop()
     assert tuple(tokens) == plain
     assert [step.profiled for step in steps] == [True, True, False, True, False, True]
     for step in (step for step in steps if step.profiled):
@@ -77,10 +87,10 @@ def test_steps_without_looking_are_among_the_others_and_the_parts_make_the_whole
     assert summary.unprofiled_step_s > 0
 
 
-def test_peaks_and_memory_are_those_of_this_machine(llm: LLM) -> None:
-    _, summary, _ = profiled(llm, fusion=True)
+def test_peaks_and_memory_are_those_of_this_machine(llm: LLM, session: ProfileSession) -> None:
+    _, summary, _ = profiled(session, fusion=True)
     peaks, memory = summary.peaks, summary.memory
-    assert peaks is llm.peaks, "measured once"
+    assert peaks is session.peaks, "measured once"
     assert peaks.read_bandwidth_source == peaks.gflops_source == "measured"
     assert peaks.gflops is not None
     assert 1 < peaks.gflops < 100_000
@@ -94,8 +104,8 @@ def test_peaks_and_memory_are_those_of_this_machine(llm: LLM) -> None:
     assert summary.decode_tokens_per_s_p10 <= summary.decode_tokens_per_s <= summary.decode_tokens_per_s_p90
 
 
-def test_without_fusion_every_textbook_op_shows(llm: LLM) -> None:
-    steps, _, _ = profiled(llm, fusion=False)
+def test_without_fusion_every_textbook_op_shows(session: ProfileSession) -> None:
+    steps, _, _ = profiled(session, fusion=False)
     assert {op.name: op.num_calls for op in steps[-1].ops} == {
         "embedding": 1,
         "rms_norm": 2 * 30 + 1,
@@ -110,8 +120,8 @@ def test_without_fusion_every_textbook_op_shows(llm: LLM) -> None:
     }
 
 
-def test_a_prefill_step_counts_its_prompt(llm: LLM) -> None:
-    steps, summary, _ = profiled(llm, fusion=True)
+def test_a_prefill_step_counts_its_prompt(session: ProfileSession) -> None:
+    steps, summary, _ = profiled(session, fusion=True)
     prefill = [step for step in steps if step.num_prefill_tokens]
     cached = len(PROMPT) - sum(step.num_prefill_tokens for step in prefill)
     assert cached in (0, 32)  # whole blocks of 16 that an earlier test left in the prefix cache

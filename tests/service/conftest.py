@@ -18,7 +18,7 @@ from numba_engine_api.v1 import inference_pb2 as api
 from numba_engine_api.v1 import inference_pb2_grpc as api_grpc
 from service.config import ServiceConfig
 from service.server import Server
-from tests.service.fake_llm import FakeLLM
+from tests.service.fake_llm import FakeLLM, FakeSession
 
 PATIENCE_S = 20.0
 """For everything that is awaited: far more than it takes, so that only a hang gets there."""
@@ -28,6 +28,7 @@ PATIENCE_S = 20.0
 class Served:
     server: Server
     llm: Any
+    session: Any
     channel: grpc.aio.Channel
     stub: Any
     exit_code: asyncio.Task[int]
@@ -84,11 +85,12 @@ async def _serve(
     **settings: Any,
 ) -> AsyncIterator[Served]:
     llm = llm or FakeLLM()
-    server = Server(ServiceConfig(port=0, **settings), load or (lambda progress: llm))
+    session = FakeSession(llm)
+    server = Server(ServiceConfig(port=0, **settings), load or (lambda progress: session))
     await server.start()
     exit_code = asyncio.create_task(server.run_until_closed())
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=channel_options)
-    served = Served(server, llm, channel, api_grpc.InferenceServiceStub(channel), exit_code)
+    served = Served(server, llm, session, channel, api_grpc.InferenceServiceStub(channel), exit_code)
     try:
         if ready:
             await served.until_ready()

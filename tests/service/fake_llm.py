@@ -1,4 +1,4 @@
-"""FakeLLM: the engine's interface without a model, so that the service's tests are quick and their steps controllable.
+"""FakeLLM, FakeSession: the engine's interface without a model: the service's tests are quick, their steps controlled.
 
 Tokens are bytes, and a prompt is echoed again and again: after "ab" comes "ababab…". Token 256 ends a text. The
 scheduling is the simplest that has a queue, slots and prompt chunks.
@@ -100,29 +100,10 @@ class FakeLLM:
         self.in_tokenize: Callable[[], None] = lambda: None
         self.seen_params: list[SamplingParams] = []
         self.seen_prompts: list[list[int]] = []
-        self.peaks = Peaks(
-            device="none",
-            read_bandwidth_gbps=33.0,
-            read_bandwidth_source="measured",
-            gflops=100.0,
-            gflops_source="a datasheet",
-            arithmetic="fma",
-        )
-        self.time_source = TimeSource.HOST_CLOCK
+        self.after_step: Callable[[int, int, float], None] = lambda num_prefilling, num_seqs, time_s: None
+        """Told of each step what ran in it."""
         self.max_num_batched_tokens = 512
-        self.planned_model = model_of_size(8 * 10**9)
-        self.weight_bytes_per_token = {"embed_tokens": 8, "qkv_proj": 32}
-        self.profiles: list[bool] = []
-        """The fusion of each profile that was started."""
-        self.num_unfinished_at_start: list[int] = []
-        """Requests in the engine when each profile was started."""
-        self.profile_is_on = False
-        self.fail_in_stop_profile: Exception | None = None
-        self.steps_ahead_of_a_profile = 0
-        """Steps that were launched ahead: done when a profile starts, they come out with the next one."""
         self._unclaimed: list[RequestOutput] = []
-        self.timeline_calls = 2
-        self.counted: CountedTraffic | None = None
         self.num_steps = 0
         self._gated = gated
         self._step_delay_s = step_delay_s
@@ -134,9 +115,6 @@ class FakeLLM:
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
         self._num_finished = self._num_aborted = self._num_completion_tokens = 0
-        self._step_profile: StepProfile | None = None
-        self._profiled_steps = self._unprofiled_every = 0
-        self._timeline = False
 
     def allow(self, steps: int) -> None:
         """Lets a gated engine take more steps."""
@@ -216,24 +194,7 @@ class FakeLLM:
         outputs, self._unclaimed = self._unclaimed, []
         outputs += [output for request in requests if (output := self._advance(request)) is not None]
         self.num_steps += 1
-        if self.profile_is_on:
-            op = OpProfile("linear", 3, 0.5, 1000, 20, 300, 4000, 7, 80, num_launches=6, counted=self.counted)
-            calls = [
-                OpCall("linear", None if i else 7, 0.25 * i, 0.125, 2, 660, 2000) for i in range(self.timeline_calls)
-            ]
-            self._step_profile = StepProfile(
-                index=self._profiled_steps,
-                num_prefill_tokens=len(prefilling),
-                num_decode_tokens=len(requests) - len(prefilling),
-                num_seqs=len(requests),
-                time_s=time.monotonic() - started,
-                ops=(op,),
-                overhead_s=0.125,
-                launch_gap_s=0.0625,
-                timeline=tuple(calls) if self._timeline else (),
-                profiled=not self._unprofiled_every or self._profiled_steps % self._unprofiled_every != 0,
-            )
-            self._profiled_steps += 1
+        self.after_step(len(prefilling), len(requests), time.monotonic() - started)
         return outputs
 
     @property
@@ -258,52 +219,10 @@ class FakeLLM:
             num_aborted=self._num_aborted,
         )
 
-    # ---- profile -------------------------------------------------------------------------------------------------
-
-    def start_profile(self, *, fusion: bool = True, timeline: bool = False, unprofiled_every: int = 0) -> None:
-        assert not self.profile_is_on
-        self.profile_is_on, self._profiled_steps = True, 0
-        self._timeline, self._unprofiled_every = timeline, unprofiled_every
-        for _ in range(self.steps_ahead_of_a_profile):
+    def run_ahead(self, num_steps: int) -> None:
+        """Take steps whose outputs come out with the next one."""
+        for _ in range(num_steps):
             self._unclaimed += [output for request in list(self._running) if (output := self._advance(request))]
-        self.profiles.append(fusion)
-        self.num_unfinished_at_start.append(len(self._waiting) + len(self._running))
-
-    def take_step_profile(self) -> StepProfile | None:
-        profile, self._step_profile = self._step_profile, None
-        return profile
-
-    def stop_profile(self, *, decode_seqs: int = 1) -> ProfileSummary:
-        assert self.profile_is_on
-        self.profile_is_on = False
-        if self.fail_in_stop_profile is not None:
-            raise self.fail_in_stop_profile
-        op = OpProfile("linear", 30, 5.0, 10000, 200, 3000, 40000)
-        return ProfileSummary(
-            num_prefill_steps=1,
-            num_decode_steps=max(self._profiled_steps - 1, 0),
-            prefill_tokens_per_s=11.0,
-            decode_tokens_per_s=22.0,
-            read_bandwidth_gbps=33.0,
-            bytes_per_token=44,
-            floor_s=0.5,
-            share_of_floor=0.25,
-            ops=(op,),
-            shares=(("linear", 0.75), ("host", 0.25)),
-            weight_bytes_per_token=40,
-            kv_bytes_per_token=4,
-            overhead_s_per_step=0.0625,
-            decode_tokens_per_s_p10=20.0,
-            decode_tokens_per_s_p90=23.0,
-            prefill_ops=(op, op),
-            prefill_shares=(("linear", 1.0),),
-            decode_arithmetic_idle_share=0.96875,
-            launches_per_step=6.0,
-            launch_gap_s_per_step=0.03125,
-            host_s_per_step=0.5,
-            memory=MemoryUse(1000, 2000, 300, 4000, 5000),
-            decode_seqs=decode_seqs,
-        )
 
     # ---- parts of a step -----------------------------------------------------------------------------------------
 
@@ -360,4 +279,100 @@ class FakeLLM:
             stop_sequence,
             stop_token_id,
             Timings(0.1, 0.2, 0.3, 0.4, 0.5, 6) if reason else None,
+        )
+
+
+class FakeSession:
+    """The profiles of a FakeLLM: each step and each summary says the same."""
+
+    def __init__(self, llm: FakeLLM) -> None:
+        self.llm = llm
+        self.peaks = Peaks(
+            device="none",
+            read_bandwidth_gbps=33.0,
+            read_bandwidth_source="measured",
+            gflops=100.0,
+            gflops_source="a datasheet",
+            arithmetic="fma",
+        )
+        self.time_source = TimeSource.HOST_CLOCK
+        self.planned_model = model_of_size(8 * 10**9)
+        self.weight_bytes_per_token = {"embed_tokens": 8, "qkv_proj": 32}
+        self.profiles: list[bool] = []
+        """The fusion of each profile that was started."""
+        self.num_unfinished_at_start: list[int] = []
+        """Requests in the engine when each profile was started."""
+        self.profile_is_on = False
+        self.fail_in_stop: Exception | None = None
+        self.steps_ahead_of_a_profile = 0
+        """Steps that were launched ahead: done when a profile starts, they come out with the next one."""
+        self.timeline_calls = 2
+        self.counted: CountedTraffic | None = None
+        self._last_step: StepProfile | None = None
+        self._num_steps = self._unprofiled_every = 0
+        self._timeline = False
+        llm.after_step = self._after_step
+
+    def start(self, *, fusion: bool, timeline: bool, unprofiled_every: int) -> None:
+        assert not self.profile_is_on
+        self.profile_is_on, self._num_steps = True, 0
+        self._timeline, self._unprofiled_every = timeline, unprofiled_every
+        self.llm.run_ahead(self.steps_ahead_of_a_profile)
+        self.profiles.append(fusion)
+        stats = self.llm.stats
+        self.num_unfinished_at_start.append(stats.num_waiting + stats.num_running)
+
+    def take_step(self) -> StepProfile | None:
+        profile, self._last_step = self._last_step, None
+        return profile
+
+    def _after_step(self, num_prefilling: int, num_seqs: int, time_s: float) -> None:
+        if not self.profile_is_on:
+            return
+        op = OpProfile("linear", 3, 0.5, 1000, 20, 300, 4000, 7, 80, num_launches=6, counted=self.counted)
+        calls = [OpCall("linear", None if i else 7, 0.25 * i, 0.125, 2, 660, 2000) for i in range(self.timeline_calls)]
+        self._last_step = StepProfile(
+            index=self._num_steps,
+            num_prefill_tokens=num_prefilling,
+            num_decode_tokens=num_seqs - num_prefilling,
+            num_seqs=num_seqs,
+            time_s=time_s,
+            ops=(op,),
+            overhead_s=0.125,
+            launch_gap_s=0.0625,
+            timeline=tuple(calls) if self._timeline else (),
+            profiled=not self._unprofiled_every or self._num_steps % self._unprofiled_every != 0,
+        )
+        self._num_steps += 1
+
+    def stop(self, *, decode_seqs: int) -> ProfileSummary:
+        assert self.profile_is_on
+        self.profile_is_on = False
+        if self.fail_in_stop is not None:
+            raise self.fail_in_stop
+        op = OpProfile("linear", 30, 5.0, 10000, 200, 3000, 40000)
+        return ProfileSummary(
+            num_prefill_steps=1,
+            num_decode_steps=max(self._num_steps - 1, 0),
+            prefill_tokens_per_s=11.0,
+            decode_tokens_per_s=22.0,
+            read_bandwidth_gbps=33.0,
+            bytes_per_token=44,
+            floor_s=0.5,
+            share_of_floor=0.25,
+            ops=(op,),
+            shares=(("linear", 0.75), ("host", 0.25)),
+            weight_bytes_per_token=40,
+            kv_bytes_per_token=4,
+            overhead_s_per_step=0.0625,
+            decode_tokens_per_s_p10=20.0,
+            decode_tokens_per_s_p90=23.0,
+            prefill_ops=(op, op),
+            prefill_shares=(("linear", 1.0),),
+            decode_arithmetic_idle_share=0.96875,
+            launches_per_step=6.0,
+            launch_gap_s_per_step=0.03125,
+            host_s_per_step=0.5,
+            memory=MemoryUse(1000, 2000, 300, 4000, 5000),
+            decode_seqs=decode_seqs,
         )

@@ -10,7 +10,7 @@ import click
 
 from service import server
 from service.config import service_config, service_options
-from tests.service.fake_llm import FakeLLM
+from tests.service.fake_llm import FakeLLM, FakeSession
 
 
 @click.command(context_settings={"auto_envvar_prefix": "FAKE_SERVER"})
@@ -20,7 +20,7 @@ from tests.service.fake_llm import FakeLLM
 def main(step_delay: float, load_delay: float, **options: Any) -> None:
     def load(progress: Any) -> Any:
         time.sleep(load_delay)
-        return FakeLLM(step_delay_s=step_delay)
+        return FakeSession(FakeLLM(step_delay_s=step_delay))
 
     sys.exit(server.run(service_config(options), load))
 

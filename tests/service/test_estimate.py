@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from numba_engine import LLM, EngineConfig
 from numba_engine.cli import cli
+from numba_engine.profiling import ProfileSession
 from numba_engine_api.v1 import inference_pb2 as api
 from tests.service.conftest import Serve, Served
 from tests.service.test_errors import failure_of, violations
@@ -122,7 +123,7 @@ async def test_a_config_with_speculation_and_a_target(serve: Serve, tmp_path: Pa
 async def test_the_model_that_is_served(serve: Serve, tmp_path: Path) -> None:
     model = write_hf(tmp_path / "model", TinyModel())
     config = EngineConfig(backend="cpu", num_threads=1, num_kv_blocks=32)
-    async with serve(load=lambda progress: LLM(str(model), config, progress=progress)) as served:
+    async with serve(load=lambda progress: ProfileSession(LLM(str(model), config, progress=progress))) as served:
         [one, here] = await estimates(served, gpus=["h200", "this-machine"])
         assert_same(one, roofline(str(model), "--gpu", "h200")[0])
         bandwidth = here.gpu.peaks[0]

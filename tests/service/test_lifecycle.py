@@ -17,7 +17,7 @@ from service.config import ServiceConfig
 from service.errors import StartupError
 from service.server import SERVICE_NAME, Server
 from tests.service.conftest import PATIENCE_S, Serve, Served, rest_of
-from tests.service.fake_llm import FakeLLM
+from tests.service.fake_llm import FakeLLM, FakeSession
 from tests.service.test_errors import details_of, failure_of, generate
 
 READINESS = ("", "numba_engine_api.v1.InferenceService")
@@ -47,11 +47,11 @@ async def test_while_the_model_loads(serve: Serve) -> None:
     progressed = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def load(progress: Any) -> FakeLLM:
+    def load(progress: Any) -> FakeSession:
         progress("weights", 30, 120)
         loop.call_soon_threadsafe(progressed.set)
         loaded.wait(PATIENCE_S)
-        return FakeLLM()
+        return FakeSession(FakeLLM())
 
     async with serve(load=load, ready=False) as served:
         await progressed.wait()
@@ -86,7 +86,7 @@ async def test_while_the_model_loads(serve: Serve) -> None:
 
 
 async def test_a_model_that_cannot_be_loaded_ends_the_server(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    def load(progress: Any) -> FakeLLM:
+    def load(progress: Any) -> FakeSession:
         raise CheckpointError("is truncated", file="model.gguf", tensor="blk.0")
 
     async with serve(load=load, ready=False, exit_on_engine_failure=False) as served:
@@ -236,18 +236,18 @@ async def test_reflection_can_be_turned_off(serve: Serve) -> None:
 async def test_a_port_that_is_taken(serve: Serve) -> None:
     async with serve() as served:
         with pytest.raises(StartupError, match=r"cannot listen on 127\.0\.0\.1:\d+: address already in use"):
-            await Server(ServiceConfig(port=served.server.port), lambda progress: FakeLLM()).start()
+            await Server(ServiceConfig(port=served.server.port), lambda progress: FakeSession(FakeLLM())).start()
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7"])
 async def test_an_address_that_is_not_here(host: str) -> None:
     with pytest.raises(StartupError, match=f"cannot listen on {host}:0: .*choose another --host"):
-        await Server(ServiceConfig(host=host, port=0), lambda progress: FakeLLM()).start()
+        await Server(ServiceConfig(host=host, port=0), lambda progress: FakeSession(FakeLLM())).start()
 
 
 async def test_ipv6_loopback(serve: Serve) -> None:
     try:
-        server = Server(ServiceConfig(host="::1", port=0), lambda progress: FakeLLM())
+        server = Server(ServiceConfig(host="::1", port=0), lambda progress: FakeSession(FakeLLM()))
         await server.start()
     except StartupError as error:
         pytest.skip(f"no IPv6 here: {error}")

@@ -81,7 +81,7 @@ async def test_device_model_steps_summary(serve: Serve) -> None:
         memory = summary.memory
         assert (memory.weight_bytes, memory.kv_cache_bytes, memory.kv_used_bytes) == (1000, 2000, 300)
         assert (memory.free_bytes, memory.process_bytes) == (4000, 5000)
-        assert not served.llm.profile_is_on
+        assert not served.session.profile_is_on
 
 
 async def test_it_is_greedy_and_goes_past_the_end_token(serve: Serve) -> None:
@@ -99,7 +99,7 @@ async def test_the_number_of_tokens_and_fusion_by_default_and_on_request(serve: 
         await _read(served.stub.Profile(profile(fusion=False)))
         await _read(served.stub.Profile(profile(fusion=True)))
         assert [params.max_tokens for params in served.llm.seen_params] == [32, 4, 4]
-        assert served.llm.profiles == [True, False, True]
+        assert served.session.profiles == [True, False, True]
 
 
 async def _read(call: Any) -> list[Any]:
@@ -134,14 +134,14 @@ async def test_a_cancelled_profile_stops_at_once(serve: Serve) -> None:
         await live.read()
         running = served.stub.Profile(profile(num_tokens=50))
         await served.step_until(lambda status: status.engine.num_running == 2)
-        assert served.llm.profile_is_on
+        assert served.session.profile_is_on
         running.cancel()
         await served.until(lambda status: status.counters.cancelled == 1)
         steps = served.llm.num_steps
         served.llm.allow(1)
         await served.until(lambda status: status.engine.num_running == 1)
         assert served.llm.num_steps == steps + 1
-        assert not served.llm.profile_is_on
+        assert not served.session.profile_is_on
         served.llm.open_gate()
         assert "".join([event.delta.text async for event in rest_of(live)]) == "ab" * 30
 
@@ -155,14 +155,14 @@ async def test_an_aborted_profile_still_has_its_summary(serve: Serve) -> None:
         last = (await _read(running))[-1].summary
         assert last.finish_reason == api.FINISH_REASON_ABORTED
         assert last.usage == (await abort).usage
-        assert not served.llm.profile_is_on
+        assert not served.session.profile_is_on
 
 
 async def test_a_profile_that_is_refused_leaves_none_on(serve: Serve) -> None:
     async with serve() as served:
         served.llm.fail_in_add = TypeError("bug")
         assert (await failure_of(served.stub.Profile(profile()))).code() is grpc.StatusCode.INTERNAL
-        assert not served.llm.profile_is_on
+        assert not served.session.profile_is_on
         served.llm.fail_in_add = None
         assert (await _read(served.stub.Profile(profile())))[-1].HasField("summary")
 
@@ -240,7 +240,7 @@ async def test_absurd_profiles_name_their_fields(serve: Serve, request_: api.Pro
         error = await failure_of(served.stub.Profile(request_))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert {violation.field for violation in details_of(error)["BadRequest"].field_violations} == fields
-        assert not served.llm.profiles, "nothing was started"
+        assert not served.session.profiles, "nothing was started"
 
 
 async def test_a_full_queue_takes_none_of_the_sequences(serve: Serve) -> None:
@@ -252,7 +252,7 @@ async def test_a_full_queue_takes_none_of_the_sequences(serve: Serve) -> None:
         assert (await refused).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         status = await served.until(lambda status: not status.profiling)
         assert status.engine.num_running + status.engine.num_waiting == 2
-        assert not served.llm.profile_is_on
+        assert not served.session.profile_is_on
         served.llm.open_gate()
         for call in live:
             await _read(call)
@@ -268,8 +268,8 @@ async def test_a_warm_up_is_run_and_not_reported(serve: Serve) -> None:
         assert served.llm.num_steps == 2 + 4
         warm_up, prompt = served.llm.seen_prompts
         assert (len(warm_up), prompt) == (2, list(b"ab"))
-        assert served.llm.profiles == [False, False], "it warms up what is measured then"
-        assert served.llm.num_unfinished_at_start == [0, 0], "what warmed up is gone before the profile begins"
+        assert served.session.profiles == [False, False], "it warms up what is measured then"
+        assert served.session.num_unfinished_at_start == [0, 0], "what warmed up is gone before the profile begins"
 
 
 async def test_a_warm_up_ends_with_its_requests(serve: Serve) -> None:
@@ -288,7 +288,7 @@ async def test_an_aborted_warm_up_reports_nothing_of_it(serve: Serve) -> None:
         assert kinds(events) == ["device", "model", "summary"]
         assert events[-1].summary.finish_reason == api.FINISH_REASON_ABORTED
         assert events[-1].summary.usage == (await abort).usage == api.Usage()
-        assert not served.llm.profile_is_on
+        assert not served.session.profile_is_on
 
 
 async def test_live_traffic_is_watched_and_nothing_is_added(serve: Serve) -> None:
@@ -325,7 +325,7 @@ async def test_watching_waits_for_traffic_and_says_so(serve: Serve) -> None:
         [last] = await _all(rest_of(watching))
         assert last.summary.finish_reason == api.FINISH_REASON_ABORTED
         await served.until(lambda status: not status.profiling)
-        assert not served.llm.profile_is_on
+        assert not served.session.profile_is_on
 
 
 async def _all(events: Any) -> list[Any]:
@@ -367,9 +367,8 @@ async def test_ids_of_clients_and_of_profiled_sequences_are_apart(serve: Serve) 
 @pytest.mark.parametrize("steps_ahead", [1, 64])
 async def test_a_stream_that_leaves_when_steps_were_launched_ahead(serve: Serve, steps_ahead: int) -> None:
     """They are done when the profile starts; what they gave comes after the end of the request."""
-    llm = FakeLLM(gated=True)
-    llm.steps_ahead_of_a_profile = steps_ahead
-    async with serve(llm) as served:
+    async with serve(FakeLLM(gated=True)) as served:
+        served.session.steps_ahead_of_a_profile = steps_ahead
         leaving = served.stub.Generate(generate(max_tokens=50))
         staying = served.stub.Generate(generate(max_tokens=200))
         await served.step_until(lambda status: status.engine.num_running == 2)
@@ -405,10 +404,9 @@ async def test_a_timeline_has_every_call(serve: Serve) -> None:
 
 
 async def test_a_message_of_a_huge_timeline_stays_below_4_mib(serve: Serve) -> None:
-    llm = FakeLLM()
-    llm.timeline_calls = 100_000
     options = (("grpc.max_receive_message_length", 4 * 2**20),)
-    async with serve(llm, channel_options=options, max_pending_bytes=3 * 2**20) as served:
+    async with serve(channel_options=options, max_pending_bytes=3 * 2**20) as served:
+        served.session.timeline_calls = 100_000
         request = profile(detail=api.PROFILE_DETAIL_TIMELINE, num_tokens=1)
         step = (await _read(served.stub.Profile(request)))[2].step
         assert (len(step.calls), step.calls_left_out) == (16384, 100_000 - 16384)
@@ -416,9 +414,7 @@ async def test_a_message_of_a_huge_timeline_stays_below_4_mib(serve: Serve) -> N
 
 
 async def test_what_a_simulated_device_counted(serve: Serve) -> None:
-    llm = FakeLLM()
-    llm.time_source = TimeSource.SIMULATED
-    llm.counted = CountedTraffic(
+    counted = CountedTraffic(
         num_launches=6,
         dram=KindBytes(weights=1, kv=2, activations=3, scratch=4),
         l2=KindBytes(weights=32),
@@ -429,7 +425,8 @@ async def test_what_a_simulated_device_counted(serve: Serve) -> None:
         warp_instructions=8,
         lane_instructions=256,
     )
-    async with serve(llm) as served:
+    async with serve() as served:
+        served.session.time_source, served.session.counted = TimeSource.SIMULATED, counted
         events = await _read(served.stub.Profile(profile()))
         assert events[0].device.time_source == api.TIME_SOURCE_SIMULATED
         counted = events[2].step.ops[0].counted
@@ -451,9 +448,9 @@ async def test_a_summary_that_fails_fails_its_profile_alone(serve: Serve) -> Non
         await live.read()
         running = served.stub.Profile(profile(num_tokens=2))
         await served.step_until(lambda status: status.engine.num_running == 2)
-        served.llm.fail_in_stop_profile = ZeroDivisionError("a bug")
+        served.session.fail_in_stop = ZeroDivisionError("a bug")
         served.llm.open_gate()
         assert (await failure_of(running)).code() is grpc.StatusCode.INTERNAL
         assert "".join([event.delta.text async for event in rest_of(live)]) == "ababab"
-        served.llm.fail_in_stop_profile = None
+        served.session.fail_in_stop = None
         assert (await _read(served.stub.Profile(profile())))[-1].HasField("summary")

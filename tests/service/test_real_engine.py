@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from numba_engine import LLM, EngineConfig
+from numba_engine.profiling import ProfileSession
 from numba_engine_api.v1 import inference_pb2 as api
 from tests.service.conftest import Serve, Served, rest_of
 from tests.service.test_errors import details_of
@@ -28,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def served(serve: Serve, model: Path) -> AsyncIterator[Served]:
     config = EngineConfig(backend="cpu", num_threads=2, max_num_seqs=8, max_waiting=NUM_STREAMS, num_kv_blocks=128)
-    async with serve(load=lambda progress: LLM(str(model), config, progress=progress)) as served:
+    async with serve(load=lambda progress: ProfileSession(LLM(str(model), config, progress=progress))) as served:
         yield served
 
 
@@ -76,7 +77,7 @@ async def test_a_cancelled_stream_frees_its_place_and_blocks(served: Served) -> 
 
 async def test_a_flood_past_the_queue(serve: Serve, model: Path) -> None:
     config = EngineConfig(backend="cpu", num_threads=2, max_num_seqs=2, max_waiting=3, num_kv_blocks=128)
-    async with serve(load=lambda progress: LLM(str(model), config, progress=progress)) as served:
+    async with serve(load=lambda progress: ProfileSession(LLM(str(model), config, progress=progress))) as served:
         calls = [text_and_ids(served.stub.Generate(request(i, 100))) for i in range(NUM_STREAMS)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]

@@ -152,12 +152,12 @@ def test_a_profile_is_work_or_refused(request: api.ProfileRequest) -> None:
             for name in path.split("."):
                 message = getattr(message, name)
     else:
-        assert bool(work.prompts) != bool(work.live_steps)
-        assert len(work.prompts) <= llm.stats.max_num_seqs
-        assert [len(p.token_ids) for p in work.warm_up_prompts] == [
-            len(p.token_ids) for p in work.prompts if work.warm_up_steps
+        assert bool(work.requests) != bool(work.live_steps)
+        assert len(work.requests) <= llm.stats.max_num_seqs
+        assert [len(p.token_ids) for p in work.warm_up_requests] == [
+            len(p.token_ids) for p in work.requests if work.warm_up_steps
         ]
-        assert all(llm.validate(p.token_ids, p.params) == p for p in (*work.prompts, *work.warm_up_prompts))
+        assert all(llm.validate(p.token_ids, p.params) == p for p in (*work.requests, *work.warm_up_requests))
 
 
 def test_an_error_of_starting_a_server_is_a_bug_in_a_running_one() -> None:
