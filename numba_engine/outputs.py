@@ -113,7 +113,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded."""
+    """What is loaded. Heads and intermediate_size are the first layer's, where layers differ."""
 
     name: str
     architecture: str

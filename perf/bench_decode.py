@@ -28,7 +28,7 @@ from numba_engine.execution.model_runner import ModelRunner
 from numba_engine.formats import BF16, FORMATS, Q4_0, Q8_0
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.decoder import Decoder
-from numba_engine.model.rope import build_rope_table
+from numba_engine.model.rope import build_rope_tables
 from numba_engine.model.weights import ModelWeights
 from numba_engine.sampling_params import SamplingParams
 from numba_engine.scheduling.scheduler import ScheduledSequence, ScheduledStep
@@ -137,7 +137,7 @@ def step_seconds(
         clear(backend, layer.k)
         clear(backend, layer.v)
     max_len = blocks * BLOCK_SIZE
-    decoder = Decoder(weights.with_rope(build_rope_table(config, max_len, backend)))
+    decoder = Decoder(weights.with_rope(build_rope_tables(config, max_len, backend)))
     runner = ModelRunner(config, decoder, kv_cache, engine, backend, max_len)
     step = decode_step(workload)
     return _replayed(runner, backend, step, workload) if graph else _launched(runner, backend, step, workload)
@@ -199,7 +199,7 @@ def _launched(runner: ModelRunner, backend: CudaBackend, step: ScheduledStep, wo
 def floor_bytes(config: ModelConfig, weights: ModelWeights, workload: Workload) -> int:
     """Matrices, and the keys and values of a step in the middle of those timed."""
     tokens = workload.num_seqs * (workload.context + workload.steps // 2)
-    return streamed_bytes(weights) + 4 * tokens * config.num_layers * config.num_kv_heads * config.head_dim
+    return streamed_bytes(weights) + 2 * tokens * config.kv_values_per_token
 
 
 if __name__ == "__main__":

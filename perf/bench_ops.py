@@ -29,7 +29,7 @@ from numba_engine.backends.layers import GatedMlp, Layer
 from numba_engine.backends.sampling import SamplingBatch
 from numba_engine.formats import BF16, F16, Q4_0, Q4_1, Q8_0, Format
 from numba_engine.model.config import ModelConfig
-from numba_engine.model.weights import attention_of
+from numba_engine.model.tensors import layer_tensors
 from perf.gpu_time import Deadline, Report, plain_read_gbps, seconds_of
 from perf.random_model import CONFIGS, clear, copied_weight, make_backend, random_weight
 
@@ -128,13 +128,9 @@ def _cases(backend: CudaBackend, config: ModelConfig, sizes: Sizes) -> Iterator[
 
 
 def _matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return {
-        "qkv": (q_size + 2 * kv_size, config.hidden_size),
-        "o": (config.hidden_size, q_size),
-        "gate_up": (2 * config.intermediate_size, config.hidden_size),
-        "down": (config.hidden_size, config.intermediate_size),
-    }
+    tensors = layer_tensors(config, 0)
+    names = {"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}
+    return {name: (tensors[full].shape[0], tensors[full].shape[1]) for name, full in names.items()}
 
 
 def _linear_cases(
@@ -155,7 +151,7 @@ def _copies(backend: CudaBackend, weight: Weight, total_bytes: int) -> list[Weig
 
 
 def _attention_cases(backend: CudaBackend, config: ModelConfig, sizes: Sizes) -> Iterator[Case]:
-    shape = attention_of(config)
+    shape = config.layers[0].attention
     width, kv_width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim, shape.num_kv_heads * shape.head_dim
     decodes = [(num_seqs, 1, context) for context in sizes.contexts for num_seqs in sizes.batches]
     for num_seqs, query_len, context in (*decodes, *((1, length, length) for length in sizes.prompts)):
@@ -173,14 +169,14 @@ def _attention_cases(backend: CudaBackend, config: ModelConfig, sizes: Sizes) ->
 def _phase_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, sizes: Sizes) -> Iterator[Case]:
     """As the decoder calls them, one token."""
     context = sizes.contexts[0]
-    shape = replace(attention_of(config), rope=_rope_table(backend, config, context))
+    shape = replace(config.layers[0].attention, rope=_rope_table(backend, config, context))
     for format in (BF16, Q8_0, Q4_0):
         layer = replace(_layer(backend, rng, config, format), attention=shape)
         qkv_weights = _copies(backend, layer.qkv_proj, sizes.rotating_bytes)
         gate_up_weights = _copies(backend, layer.mlp.gate_up_proj, sizes.rotating_bytes)
         qkv = _floats(backend, 1, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
         residual, normed = _floats(backend, 1, config.hidden_size), _floats(backend, 1, config.hidden_size)
-        gate_up, mlp = _floats(backend, 1, 2 * config.intermediate_size), _floats(backend, 1, config.intermediate_size)
+        gate_up, mlp = (_floats(backend, 1, n * config.layers[0].intermediate_size) for n in (2, 1))
         batch, cache = _batch(backend, 1, 1, context), _cache(backend, config, -(-context // BLOCK_SIZE))
         calls = [
             partial(
@@ -210,14 +206,14 @@ def _layer(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, 
     weights = {name: random_weight(backend, rng, format, *size) for name, size in _matrices(config).items()}
     norm = Norm(backend.upload(np.ones(config.hidden_size, np.float32)), config.rms_norm_eps)
     mlp = GatedMlp(norm, weights["gate_up"], "silu", weights["down"])
-    return Layer(attention_of(config), norm, weights["qkv"], None, None, None, weights["o"], mlp)
+    return Layer(config.layers[0].attention, norm, weights["qkv"], None, None, None, weights["o"], mlp)
 
 
 def _small_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelConfig, sizes: Sizes) -> Iterator[Case]:
     """Too small for bandwidth: what counts is the time."""
-    shape = replace(attention_of(config), rope=_rope_table(backend, config, 64))
+    shape = replace(config.layers[0].attention, rope=_rope_table(backend, config, 64))
     x, norm = _floats(backend, 1, config.hidden_size), Norm(_floats(backend, config.hidden_size), 1e-5)
-    gate_up, mlp = _floats(backend, 1, 2 * config.intermediate_size), _floats(backend, 1, config.intermediate_size)
+    gate_up, mlp = (_floats(backend, 1, n * config.layers[0].intermediate_size) for n in (2, 1))
     qkv = _floats(backend, 1, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
     head_norm = Norm(_floats(backend, shape.head_dim), 1e-5)
     position, row = backend.upload(np.array([3], np.int32)), backend.upload(np.zeros(1, np.int32))
@@ -334,7 +330,8 @@ def _floats(backend: CudaBackend, *size: int) -> Array:
 
 
 def _cache(backend: CudaBackend, config: ModelConfig, blocks: int) -> KVCacheLayer:
-    size = (blocks, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+    shape = config.layers[0].attention
+    size = (blocks, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
     arrays = [backend.empty(size, backend.kv_cache_dtype) for _ in "kv"]
     for array in arrays:
         clear(backend, array)
@@ -342,7 +339,7 @@ def _cache(backend: CudaBackend, config: ModelConfig, blocks: int) -> KVCacheLay
 
 
 def _rope_table(backend: CudaBackend, config: ModelConfig, positions: int) -> RopeTable:
-    return RopeTable(*(_floats(backend, positions, config.head_dim // 2) for _ in range(2)))
+    return RopeTable(*(_floats(backend, positions, config.layers[0].attention.head_dim // 2) for _ in range(2)))
 
 
 def _batch(backend: CudaBackend, num_seqs: int, query_len: int, context: int) -> Batch:

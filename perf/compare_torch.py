@@ -165,21 +165,23 @@ class TorchDecoder:
         def matrix(rows: int, columns: int) -> Any:
             return torch.randn(rows, columns, **options) * 0.02
 
-        c, q_size, kv_size = config, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        c, layer, shape = config, config.layers[0], config.layers[0].attention
+        q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.layers = [
             (
                 matrix(q_size + 2 * kv_size, c.hidden_size),
                 matrix(c.hidden_size, q_size),
-                matrix(2 * c.intermediate_size, c.hidden_size),
-                matrix(c.hidden_size, c.intermediate_size),
-                torch.zeros(1, c.num_kv_heads, max_len, c.head_dim, **options),
-                torch.zeros(1, c.num_kv_heads, max_len, c.head_dim, **options),
+                matrix(2 * layer.intermediate_size, c.hidden_size),
+                matrix(c.hidden_size, layer.intermediate_size),
+                torch.zeros(1, shape.num_kv_heads, max_len, shape.head_dim, **options),
+                torch.zeros(1, shape.num_kv_heads, max_len, shape.head_dim, **options),
             )
             for _ in range(c.num_layers)
         ]
         self.norm = torch.ones(c.hidden_size, **options)
         self.head = matrix(c.vocab_size, c.hidden_size)
-        frequencies = c.rope_theta ** -(torch.arange(0, c.head_dim, 2, device=device) / c.head_dim)
+        assert layer.rope is not None
+        frequencies = layer.rope.theta ** -(torch.arange(0, shape.head_dim, 2, device=device) / shape.head_dim)
         angles = torch.outer(torch.arange(max_len, device=device), frequencies).repeat(1, 2)
         self.cos, self.sin = angles.cos().bfloat16(), angles.sin().bfloat16()
         self.places = torch.arange(max_len, device=device)
@@ -192,11 +194,12 @@ class TorchDecoder:
         x = self.head[self.token]
         cos, sin = self.cos[self.position], self.sin[self.position]
         mask = (self.places <= self.position)[None, None, None]
-        sizes = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
+        shape = c.layers[0].attention
+        sizes = [heads * shape.head_dim for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)]
         for qkv_proj, o_proj, gate_up_proj, down_proj, keys, values in self.layers:
             normed = functional.rms_norm(x, (c.hidden_size,), self.norm, 1e-5)
             parts = functional.linear(normed, qkv_proj).split(sizes, dim=-1)
-            q, k, v = (part.view(1, 1, -1, c.head_dim).transpose(1, 2) for part in parts)
+            q, k, v = (part.view(1, 1, -1, shape.head_dim).transpose(1, 2) for part in parts)
             keys.index_copy_(2, self.position, _rotated(k, cos, sin))
             values.index_copy_(2, self.position, v)
             out = functional.scaled_dot_product_attention(
@@ -273,13 +276,14 @@ def _llama(config: ModelConfig, max_len: int, device: str) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    layer = config.layers[0]
     shape = LlamaConfig(
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=layer.intermediate_size,
         num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_attention_heads=layer.attention.num_heads,
+        num_key_value_heads=layer.attention.num_kv_heads,
+        head_dim=layer.attention.head_dim,
         vocab_size=config.vocab_size,
         max_position_embeddings=max_len,
         tie_word_embeddings=config.tie_word_embeddings,

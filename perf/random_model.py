@@ -12,27 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.arrays import Norm, Segment, Weight
+from numba_engine.backends.arrays import Segment, Weight
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.backends.layers import GatedMlp, Layer
+from numba_engine.backends.layers import Attention, Layer
 from numba_engine.config import EngineConfig
 from numba_engine.formats import F16, F32, Q4_0, Q4_1, Q8_0, Format, StoredTensor
-from numba_engine.model.config import ModelConfig
-from numba_engine.model.weights import ModelWeights, attention_of
+from numba_engine.model.config import LayerConfig, ModelConfig, RopeParameters
+from numba_engine.model.tensors import Tensor
+from numba_engine.model.weights import ModelWeights, build_weights
 from numba_engine.profiling.observed_model import MODELS
 
 CONFIGS = {
     "8b": MODELS["llama-3-8b"],
     "1b": MODELS["llama-3.2-1b"],
-    "tiny": replace(
-        MODELS["llama-3.2-1b"],
+    "tiny": ModelConfig(
+        architecture="llama",
         hidden_size=256,
-        intermediate_size=512,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
+        layers=2 * (LayerConfig(Attention(4, 2, 64, 64**-0.5), RopeParameters(500000.0), intermediate_size=512),),
         vocab_size=1024,
+        max_position=131072,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_ids=(),
     ),
 }
 _SCALES = {Q8_0: (2.7e-4,), Q4_0: (4.3e-3,), Q4_1: (4.3e-3, -7.5 * 4.3e-3)}
@@ -55,31 +58,24 @@ def make_backend(dry_run: bool, *, fusion: bool = True, graph: bool = True) -> C
 
 def random_model(backend: CudaBackend, config: ModelConfig, format: Format) -> ModelWeights:
     """All matrices in one format; the embedding is the head, whether tied or not: a step reads one row of it."""
-    rng = np.random.default_rng(0)
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    norm = Norm(backend.upload(np.ones(config.hidden_size, np.float32)), config.rms_norm_eps)
+    first = build_weights(replace(config, layers=config.layers[:1], tie_word_embeddings=True), _Random(backend, format))
+    copies = (_copied_layer(backend, first.layers[0]) for _ in range(config.num_layers - 1))
+    return replace(first, layers=(*first.layers, *copies))
 
-    def matrix(rows: int, columns: int) -> Weight:
-        return random_weight(backend, rng, format, rows, columns)
 
-    first = Layer(
-        attention=attention_of(config),
-        attn_norm=norm,
-        qkv_proj=matrix(q_size + 2 * kv_size, config.hidden_size),
-        qkv_bias=None,
-        q_norm=None,
-        k_norm=None,
-        o_proj=matrix(config.hidden_size, q_size),
-        mlp=GatedMlp(
-            norm=norm,
-            gate_up_proj=matrix(2 * config.intermediate_size, config.hidden_size),
-            activation="silu",
-            down_proj=matrix(config.hidden_size, config.intermediate_size),
-        ),
-    )
-    layers = (first, *(_copied_layer(backend, first) for _ in range(config.num_layers - 1)))
-    head = matrix(config.vocab_size, config.hidden_size)
-    return ModelWeights(embed_tokens=head, layers=layers, final_norm=norm, lm_head=head)
+class _Random:
+    """Random matrices, and vectors of ones."""
+
+    def __init__(self, backend: CudaBackend, format: Format) -> None:
+        self._backend = backend
+        self._format = format
+        self._rng = np.random.default_rng(0)
+
+    def matrix(self, tensor: Tensor) -> Weight:
+        return random_weight(self._backend, self._rng, self._format, *tensor.shape)
+
+    def vector(self, tensor: Tensor) -> CudaArray:
+        return self._backend.upload(np.ones(tensor.shape, np.float32))
 
 
 def random_weight(backend: CudaBackend, rng: np.random.Generator, format: Format, rows: int, columns: int) -> Weight:

@@ -12,7 +12,7 @@ Activation = Literal["silu", "gelu_tanh"]
 """silu(x) = x / (1 + exp(-x)) (SwiGLU; Shazeer 2020), or the tanh form of GELU (GeGLU; Hendrycks & Gimpel 2016)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Attention:
     """What attention, and what prepares its heads, does in one layer."""
 

@@ -9,10 +9,12 @@ from numba_engine.backends.base import Backend
 from numba_engine.checkpoint import Progress, TensorHeader, open_checkpoint
 from numba_engine.config import EngineConfig
 from numba_engine.execution.kv_cache import KVCacheSize, kv_cache_size
-from numba_engine.model.config import ModelConfig, default_sampling
+from numba_engine.model.config import ModelConfig
 from numba_engine.model.decoder import Decoder
-from numba_engine.model.rope import build_rope_table
-from numba_engine.model.weights import ModelWeights, load_weights
+from numba_engine.model.loading import load_weights
+from numba_engine.model.read_config import default_sampling, read_config
+from numba_engine.model.rope import build_rope_tables
+from numba_engine.model.weights import ModelWeights
 from numba_engine.outputs import ModelInfo
 from numba_engine.sampling_params import SamplingParams
 from numba_engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -45,13 +47,13 @@ def load_model(model: str, config: EngineConfig, progress: Progress | None = Non
     """
     backend = create_backend(config)
     with open_checkpoint(model, progress) as checkpoint:
-        model_config = ModelConfig.from_checkpoint(checkpoint)
+        model_config = read_config(checkpoint)
         tokenizer = load_tokenizer(checkpoint)
         params = SamplingParams(**(default_sampling(checkpoint) or _USUAL_SAMPLING))
         weights = load_weights(checkpoint, model_config, backend, progress)
         stored = checkpoint.headers
     cache = kv_cache_size(model_config, config, backend)
-    rope_table = build_rope_table(model_config, cache.max_model_len, backend)
+    rope_tables = build_rope_tables(model_config, cache.max_model_len, backend)
     return LoadedModel(
         info=_model_info(checkpoint.name, model_config, weights, backend, tokenizer, cache),
         config=model_config,
@@ -59,7 +61,7 @@ def load_model(model: str, config: EngineConfig, progress: Progress | None = Non
         tokenizer=tokenizer,
         default_sampling=params,
         backend=backend,
-        decoder=Decoder(weights.with_rope(rope_table)),
+        decoder=Decoder(weights.with_rope(rope_tables)),
         cache=cache,
     )
 
@@ -72,6 +74,7 @@ def _model_info(
     tokenizer: Tokenizer,
     cache: KVCacheSize,
 ) -> ModelInfo:
+    first = model.layers[0]
     return ModelInfo(
         name=name,
         architecture=model.architecture,
@@ -80,10 +83,10 @@ def _model_info(
         weight_formats=weights.format_names,
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
+        intermediate_size=first.intermediate_size,
+        num_heads=first.attention.num_heads,
+        num_kv_heads=first.attention.num_kv_heads,
+        head_dim=first.attention.head_dim,
         vocab_size=model.vocab_size,
         max_model_len=cache.max_model_len,
         eos_token_ids=model.eos_token_ids,

@@ -33,7 +33,7 @@ def kv_cache_size(model: ModelConfig, config: EngineConfig, backend: Backend) ->
     if config.max_model_len is not None and config.max_model_len > model.max_position:
         raise ConfigError(f"max_model_len must be ≤ {model.max_position} for this model, got {config.max_model_len}")
     max_model_len = config.max_model_len or model.max_position
-    bytes_per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * backend.kv_cache_dtype.itemsize
+    bytes_per_token = model.kv_values_per_token * backend.kv_cache_dtype.itemsize
     block_bytes = bytes_per_token * config.block_size
     if config.num_kv_blocks is not None:
         num_blocks = config.num_kv_blocks
@@ -55,8 +55,8 @@ def allocate_kv_cache(
     model: ModelConfig, config: EngineConfig, num_blocks: int, backend: Backend
 ) -> tuple[KVCacheLayer, ...]:
     """One pair of arrays per layer. Blocks are written before they are read, so nothing is cleared."""
-    shape = (num_blocks, model.num_kv_heads, config.block_size, model.head_dim)
-    return tuple(
-        KVCacheLayer(k=backend.empty(shape, backend.kv_cache_dtype), v=backend.empty(shape, backend.kv_cache_dtype))
-        for _ in range(model.num_layers)
+    shapes = (
+        (num_blocks, layer.attention.num_kv_heads, config.block_size, layer.attention.head_dim)
+        for layer in model.layers
     )
+    return tuple(KVCacheLayer(*(backend.empty(shape, backend.kv_cache_dtype) for _ in "kv")) for shape in shapes)

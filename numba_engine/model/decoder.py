@@ -19,13 +19,13 @@ class Decoder:
 
     def forward(self, ops: Backend, batch: Batch, kv_cache: Sequence[KVCacheLayer], act: Activations) -> None:
         """Fill ``act.logits`` with the next-token logits of ``batch.logit_rows`` and the cache with the new k and v."""
-        weights = self.weights
-        ops.embedding(act.residual, batch.token_ids, weights.embed_tokens)
-        for layer, cache in zip(weights.layers, kv_cache, strict=True):
-            ops.norm_qkv_rope_store(act.qkv, act.normed, act.residual, layer, cache, batch)
-            ops.attention(act.attn_out, act.qkv, cache, batch, layer.attention)
-            ops.linear_add(act.residual, act.attn_out, layer.o_proj)
-            ops.norm_gate_up_act(act.mlp_out, act.gate_up, act.normed, act.residual, layer.mlp)
-            ops.linear_add(act.residual, act.mlp_out, layer.mlp.down_proj)
+        weights, residual, normed = self.weights, act.residual, act.normed
+        ops.embedding(residual, batch.token_ids, weights.embed_tokens)
+        for layer, cache, a in zip(weights.layers, kv_cache, act.layers, strict=True):
+            ops.norm_qkv_rope_store(a.qkv, normed, residual, layer, cache, batch)
+            ops.attention(a.attn_out, a.qkv, cache, batch, layer.attention)
+            ops.linear_add(residual, a.attn_out, layer.o_proj)
+            ops.norm_gate_up_act(a.mlp_out, a.gate_up, normed, residual, layer.mlp)
+            ops.linear_add(residual, a.mlp_out, layer.mlp.down_proj)
         if batch.num_logits:
-            ops.norm_lm_head(act.logits, act.last, act.residual, batch.logit_rows, weights.final_norm, weights.lm_head)
+            ops.norm_lm_head(act.logits, act.last, residual, batch.logit_rows, weights.final_norm, weights.lm_head)

@@ -10,7 +10,7 @@ from numba_engine.backends.ptx.counters import SECTOR_BYTES
 from numba_engine.backends.traffic import Traffic
 from numba_engine.formats import Format
 from numba_engine.model.config import ModelConfig
-from numba_engine.profiling.forward_traffic import ForwardTraffic, TensorBits
+from numba_engine.profiling.forward_traffic import TensorBits, forward_traffic
 from numba_engine.profiling.kernel_model import ISSUE_PER_CLOCK, KernelWork, ModelledGpu, Prediction, predict
 from numba_engine.profiling.observed_model import KV, MODELS, TABLE, VECTOR, WEIGHT, ObservedModel
 
@@ -244,5 +244,5 @@ def _step_launch(observed: ObservedLaunch, count: int) -> StepLaunch:
 
 def _traffic(config: ModelConfig, format: Format, num_seqs: int, query_len: int, context: int) -> Traffic:
     bits = format.block_bytes * 8 / format.block_size
-    counted = ForwardTraffic(config, TensorBits(bits, bits, bits, 32), num_seqs, query_len, context)
-    return counted.without_attention() + counted.attention()
+    counted = forward_traffic(config, TensorBits(bits, bits, bits, 32), num_seqs, query_len, context)
+    return counted.without_attention + counted.attention

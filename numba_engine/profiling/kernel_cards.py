@@ -15,6 +15,7 @@ from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
 from numba_engine.backends.sampling import SamplingBatch
 from numba_engine.formats import F32, Format
+from numba_engine.model.config import QK_NORMS, QKV_BIAS
 from numba_engine.profiling.observed_model import MODELS, TABLE, WEIGHT, ObservedModel
 
 FEW_ROWS = (1, 2, 4, 8)
@@ -22,8 +23,18 @@ FEW_ROWS = (1, 2, 4, 8)
 _CONTEXT, _PROMPT = 384, 70
 
 # Heads as Llama-3-8B's, rows as long or a quarter of it, and enough of them for some blocks.
-_SLICE = replace(MODELS["llama-3-8b"], intermediate_size=3584, vocab_size=4096, num_heads=8, num_kv_heads=2)
-_EXTRAS = replace(_SLICE, hidden_size=1024, intermediate_size=1024, has_qkv_bias=True, has_qk_norm=True)
+_LLAMA = MODELS["llama-3-8b"]
+_LAYER = replace(
+    _LLAMA.layers[0],
+    attention=replace(_LLAMA.layers[0].attention, num_heads=8, num_kv_heads=2),
+    intermediate_size=3584,
+)
+_SLICE = replace(_LLAMA, layers=(_LAYER,), vocab_size=4096)
+_EXTRAS = replace(
+    _SLICE,
+    hidden_size=1024,
+    layers=(replace(_LAYER, intermediate_size=1024, optional_tensors=QKV_BIAS | QK_NORMS),),
+)
 
 
 def kernel_cards(

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, Weight
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Weight
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
-from numba_engine.backends.layers import GatedMlp, Layer
+from numba_engine.backends.layers import Attention
 from numba_engine.backends.sampling import SamplingBatch
 from numba_engine.config import EngineConfig, KVCacheDtype
 from numba_engine.formats import Format, StoredTensor
 from numba_engine.model.activations import Activations
-from numba_engine.model.config import ModelConfig
+from numba_engine.model.config import LayerConfig, ModelConfig, RopeParameters
 from numba_engine.model.decoder import Decoder
-from numba_engine.model.rope import build_rope_table
-from numba_engine.model.weights import ModelWeights, attention_of
+from numba_engine.model.rope import build_rope_tables
+from numba_engine.model.tensors import Tensor
+from numba_engine.model.weights import build_weights
 
 WEIGHT, KV, VECTOR, TABLE = "weight", "kv", "vector", "table"
 """How the names of arrays begin: matrices that are read whole, keys and values, norms and biases, and a table of which
@@ -30,22 +32,18 @@ _BLOCK_SIZE = 16
 
 
 def _llama(hidden: int, intermediate: int, layers: int, heads: int, head_dim: int, *, tied: bool) -> ModelConfig:
+    layer = LayerConfig(
+        attention=Attention(heads, 8, head_dim, head_dim**-0.5),
+        rope=RopeParameters(theta=500000.0),
+        intermediate_size=intermediate,
+    )
     return ModelConfig(
         architecture="llama",
         hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=8,
-        head_dim=head_dim,
+        layers=(layer,) * layers,
         vocab_size=128256,
         max_position=131072,
         rms_norm_eps=1e-5,
-        rope_theta=500000.0,
-        rope_scaling=None,
-        sliding_window=None,
-        has_qkv_bias=False,
-        has_qk_norm=False,
         tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_ids=(),
@@ -78,15 +76,10 @@ class ObservedModel:
         kv_cache_dtype: KVCacheDtype = "float16",
     ) -> None:
         self._device = device
-        self._config = config
+        self._config = replace(config, layers=config.layers[:1], tie_word_embeddings=False)
         self.backend = CudaBackend(device, EngineConfig(kv_cache_dtype=kv_cache_dtype, fusion=fusion), name="ptx")
         self._format = format
-        self._weights = ModelWeights(
-            embed_tokens=self._matrix("embed_tokens", _TABLE_ROWS, config.hidden_size, TABLE),
-            layers=(self._layer(),),
-            final_norm=self._norm(config.hidden_size),
-            lm_head=self._matrix("lm_head", config.vocab_size, config.hidden_size),
-        )
+        self._weights = build_weights(self._config, self)
 
     def decode(self, num_seqs: int, context: int) -> list[ObservedLaunch]:
         """Run the decoder and draw greedily. ``context`` is how many tokens each sequence sees, its new one included.
@@ -107,43 +100,27 @@ class ObservedModel:
 
     def _forward(self, ops: Any, batch: Batch, context: int) -> Array:
         c = self._config
-        size = (batch.block_tables.shape[0] * batch.block_tables.shape[1], c.num_kv_heads, _BLOCK_SIZE, c.head_dim)
+        shape = c.layers[0].attention
+        num_blocks = batch.block_tables.shape[0] * batch.block_tables.shape[1]
+        size = (num_blocks, shape.num_kv_heads, _BLOCK_SIZE, shape.head_dim)
         cache = KVCacheLayer(*(self._empty(size, self.backend.kv_cache_dtype, f"{KV} {of}") for of in "kv"))
         activations = Activations.allocate(c, batch.num_tokens, batch.num_logits, self.backend)
-        decoder = Decoder(self._weights.with_rope(build_rope_table(c, context, self.backend)))
+        decoder = Decoder(self._weights.with_rope(build_rope_tables(c, context, self.backend)))
         decoder.forward(ops, batch, (cache,), activations)
         return activations.logits
 
     # ---- zeros of the right shape ------------------------------------------------------------------------------------
 
-    def _layer(self) -> Layer:
-        c = self._config
-        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        return Layer(
-            attention=attention_of(c),
-            attn_norm=self._norm(c.hidden_size),
-            qkv_proj=self._matrix("qkv_proj", q_size + 2 * kv_size, c.hidden_size),
-            qkv_bias=self._vector(q_size + 2 * kv_size) if c.has_qkv_bias else None,
-            q_norm=self._norm(c.head_dim) if c.has_qk_norm else None,
-            k_norm=self._norm(c.head_dim) if c.has_qk_norm else None,
-            o_proj=self._matrix("o_proj", c.hidden_size, q_size),
-            mlp=GatedMlp(
-                norm=self._norm(c.hidden_size),
-                gate_up_proj=self._matrix("gate_up_proj", 2 * c.intermediate_size, c.hidden_size),
-                activation="silu",
-                down_proj=self._matrix("down_proj", c.hidden_size, c.intermediate_size),
-            ),
-        )
-
-    def _matrix(self, name: str, rows: int, columns: int, kind: str = WEIGHT) -> Weight:
+    def matrix(self, tensor: Tensor) -> Weight:
+        kind, (rows, columns) = WEIGHT, tensor.shape
+        if tensor.name == "embed_tokens":
+            kind, rows = TABLE, _TABLE_ROWS
         data = np.zeros((rows, self._format.row_bytes(columns)), np.uint8)
-        return self.backend.load_weight(f"{kind} {name}", [StoredTensor(name, self._format, (rows, columns), data)])
+        stored = StoredTensor(tensor.name, self._format, (rows, columns), data)
+        return self.backend.load_weight(f"{kind} {tensor.name}", [stored])
 
-    def _norm(self, size: int) -> Norm:
-        return Norm(self._vector(size), self._config.rms_norm_eps)
-
-    def _vector(self, size: int) -> CudaArray:
-        return CudaArray.owning(self._device, self._device.upload(np.ones(size, np.float32), VECTOR))
+    def vector(self, tensor: Tensor) -> CudaArray:
+        return CudaArray.owning(self._device, self._device.upload(np.ones(tensor.shape, np.float32), VECTOR))
 
     def _empty(self, size: tuple[int, ...], dtype: np.dtype[Any], name: str) -> CudaArray:
         return CudaArray.owning(self._device, self._device.empty(size, dtype, name))

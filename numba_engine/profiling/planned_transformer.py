@@ -11,8 +11,9 @@ from typing import Any
 
 from numba_engine.checkpoint import Checkpoint, TensorHeader
 from numba_engine.errors import CheckpointError, ConfigError
-from numba_engine.model.config import ModelConfig
-from numba_engine.profiling.forward_traffic import ForwardTraffic, TensorBits, model_bytes
+from numba_engine.model.config import LayerConfig, ModelConfig
+from numba_engine.model.read_config import read_config
+from numba_engine.profiling.forward_traffic import TensorBits, forward_traffic, model_bytes
 from numba_engine.profiling.hardware import NumberFormat, stored_format
 from numba_engine.profiling.planned_model import Demand, shares_kv_heads
 from numba_engine.profiling.workload import Workload
@@ -45,8 +46,8 @@ class Transformer:
     def demand(self, workload: Workload, query_len: int) -> Demand:
         shard = self._shard(workload.tp)
         context = max(workload.context, query_len)
-        counted = ForwardTraffic(shard, self._bits(workload), workload.batch, query_len, context)
-        rest, attention = counted.without_attention(), counted.attention()
+        counted = forward_traffic(shard, self._bits(workload), workload.batch, query_len, context)
+        rest, attention = counted.without_attention, counted.attention
         total = rest + attention
         return Demand(
             weight_bytes=float(total.weight_bytes),
@@ -63,31 +64,22 @@ class Transformer:
 
     def kv_bytes_per_token(self, workload: Workload) -> float:
         c = self._shard(workload.tp)
-        return workload.kv.nbytes(2 * c.num_layers * c.num_kv_heads * c.head_dim)
+        return workload.kv.nbytes(c.kv_values_per_token)
 
     def score_bytes(self, workload: Workload) -> float:
         c = self._shard(workload.tp)
-        return 2.0 * workload.batch * workload.context**2 * c.num_heads * c.num_layers
+        num_heads = sum(layer.attention.num_heads for layer in c.layers)
+        return 2.0 * workload.batch * workload.context**2 * num_heads
 
     def can_be_shared(self, tp: int) -> bool:
-        c = self.config
-        return c.num_heads % tp == 0 and c.intermediate_size % tp == 0 and shares_kv_heads(c.num_kv_heads, tp)
+        return all(_can_be_shared(layer, tp) for layer in self.config.layers)
 
     def _shard(self, tp: int) -> ModelConfig:
         """What one GPU has of the model. KV heads are repeated where there are more GPUs than heads."""
         c = self.config
-        if not self.can_be_shared(tp):
-            raise ConfigError(
-                f"tp = {tp} must divide {c.num_heads} heads and intermediate_size {c.intermediate_size}, and divide or "
-                f"be a multiple of {c.num_kv_heads} KV heads"
-            )
-        return replace(
-            c,
-            num_heads=c.num_heads // tp,
-            num_kv_heads=max(1, c.num_kv_heads // tp),
-            intermediate_size=c.intermediate_size // tp,
-            vocab_size=-(-c.vocab_size // tp),
-        )
+        shards = {layer: _shard_of_layer(layer, tp) for layer in dict.fromkeys(c.layers)}
+        layers = tuple(shards[layer] for layer in c.layers)
+        return replace(c, layers=layers, vocab_size=-(-c.vocab_size // tp))
 
     def _bits(self, workload: Workload) -> TensorBits:
         if workload.weights is None and self.stored is not None:
@@ -95,6 +87,22 @@ class Transformer:
         bits = self.weight_format(workload).bits
         vectors = 32.0 if bits < 16 else bits  # quantised models keep norms and biases in float32
         return TensorBits(bits, bits, bits, vectors)
+
+
+def _can_be_shared(layer: LayerConfig, tp: int) -> bool:
+    shape = layer.attention
+    return shape.num_heads % tp == 0 and layer.intermediate_size % tp == 0 and shares_kv_heads(shape.num_kv_heads, tp)
+
+
+def _shard_of_layer(layer: LayerConfig, tp: int) -> LayerConfig:
+    shape = layer.attention
+    if not _can_be_shared(layer, tp):
+        raise ConfigError(
+            f"tp = {tp} must divide {shape.num_heads} heads and intermediate_size {layer.intermediate_size}, and divide"
+            f" or be a multiple of {shape.num_kv_heads} KV heads"
+        )
+    shard = replace(shape, num_heads=shape.num_heads // tp, num_kv_heads=max(1, shape.num_kv_heads // tp))
+    return replace(layer, attention=shard, intermediate_size=layer.intermediate_size // tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +118,14 @@ def transformer_from_config(config: Mapping[str, Any], name: str) -> Transformer
     """Shapes alone, from the values of a config.json. Raises ConfigError for what the engine cannot run."""
     checkpoint = Checkpoint("hf", Path(name), name=name, config=config, generation_config={}, tensors={})
     try:
-        return Transformer(name, ModelConfig.from_checkpoint(checkpoint))
+        return Transformer(name, read_config(checkpoint))
     except CheckpointError as error:
         raise ConfigError(str(error).removeprefix(f"{checkpoint.path / 'config.json'}: ")) from None
 
 
 def transformer_from_checkpoint(checkpoint: Checkpoint) -> Transformer:
     """Shapes and stored bytes of an open checkpoint; of its tensors only the headers are looked at."""
-    return transformer_from_headers(checkpoint.name, ModelConfig.from_checkpoint(checkpoint), checkpoint.headers)
+    return transformer_from_headers(checkpoint.name, read_config(checkpoint), checkpoint.headers)
 
 
 def transformer_from_headers(name: str, config: ModelConfig, headers: Sequence[TensorHeader]) -> Transformer:

@@ -21,8 +21,9 @@ from numba_engine.backends.base import Backend
 from numba_engine.checkpoint import open_checkpoint
 from numba_engine.errors import CheckpointError
 from numba_engine.formats import BF16, F16, F32, FORMATS, Q4_0, Q4_1, Q8_0, Format, StoredTensor, dequantize, quantize
-from numba_engine.model.config import ModelConfig
-from numba_engine.model.weights import ModelWeights, load_weights
+from numba_engine.model.loading import load_weights
+from numba_engine.model.read_config import read_config
+from numba_engine.model.weights import ModelWeights
 from tests.tiny_models import LLAMA3_ROPE, TinyModel, store, tiny_tensors, write_gguf, write_hf, write_safetensors
 
 
@@ -40,7 +41,7 @@ class CopyingBackend:
 
 def load(path: Path, progress: Callable[[str, int, int], None] | None = None) -> ModelWeights:
     with open_checkpoint(str(path)) as checkpoint:
-        config = ModelConfig.from_checkpoint(checkpoint)
+        config = read_config(checkpoint)
         return load_weights(checkpoint, config, cast(Backend, CopyingBackend()), progress)
 
 
@@ -134,7 +135,7 @@ def test_biases_of_a_gguf_llama_are_in_its_row_order_too(tmp_path: Path) -> None
     model = TinyModel("qwen2")
     path = write_gguf(tmp_path / "q.gguf", model)
     with open_checkpoint(str(path)) as checkpoint:
-        config = replace(ModelConfig.from_checkpoint(checkpoint), architecture="llama")
+        config = replace(read_config(checkpoint), architecture="llama")
         weights = load_weights(checkpoint, config, cast(Backend, CopyingBackend()))
     bias = tiny_tensors(model)["model.layers.0.self_attn.q_proj.bias"]
     assert np.array_equal(cast(np.ndarray, weights.layers[0].qkv_bias)[:16], [*bias[0:16:2], *bias[1:16:2]])
@@ -303,15 +304,15 @@ MEASURE = """
     import numpy as np
     from tests.checkpoint.test_load_weights import CopyingBackend
     from numba_engine.checkpoint import open_checkpoint
-    from numba_engine.model.config import ModelConfig
-    from numba_engine.model.weights import load_weights
+    from numba_engine.model.loading import load_weights
+    from numba_engine.model.read_config import read_config
 
     def peak():
         return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
     before = peak()
     with open_checkpoint(sys.argv[1]) as checkpoint:
-        weights = load_weights(checkpoint, ModelConfig.from_checkpoint(checkpoint), CopyingBackend())
+        weights = load_weights(checkpoint, read_config(checkpoint), CopyingBackend())
     print(before, peak())
 """
 

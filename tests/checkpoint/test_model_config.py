@@ -14,11 +14,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from numba_engine.backends.layers import Attention
 from numba_engine.checkpoint import open_checkpoint
 from numba_engine.checkpoint.checkpoint import Checkpoint
 from numba_engine.errors import CheckpointError, UnsupportedModelError
 from numba_engine.formats import F32, StoredTensor, quantize
-from numba_engine.model.config import ModelConfig, RopeFrequencyDivisors, default_sampling
+from numba_engine.model.config import (
+    QK_NORMS,
+    QKV_BIAS,
+    LayerConfig,
+    ModelConfig,
+    RopeFrequencyDivisors,
+    RopeParameters,
+)
+from numba_engine.model.read_config import default_sampling, read_config
 from numba_engine.model.rope import inverse_frequencies
 from numba_engine.sampling_params import SamplingParams
 from tests.tiny_models import BOS_TOKEN_ID, EOS_TOKEN_ID, LLAMA3_ROPE, TinyModel, hf_config, write_gguf, write_hf
@@ -31,26 +40,25 @@ def hf_checkpoint(config: Mapping[str, Any], generation_config: Mapping[str, Any
 
 
 def read_hf(config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelConfig:
-    return ModelConfig.from_checkpoint(hf_checkpoint(config, generation_config))
+    return read_config(hf_checkpoint(config, generation_config))
 
 
 def expected(model: TinyModel) -> ModelConfig:
+    layer = LayerConfig(
+        attention=Attention(
+            model.num_heads, model.num_kv_heads, model.head_dim, model.head_dim**-0.5, model.sliding_window
+        ),
+        rope=RopeParameters(model.rope_theta, model.rope_scaling),
+        intermediate_size=model.intermediate_size,
+        optional_tensors={"qwen2": QKV_BIAS, "qwen3": QK_NORMS}.get(model.architecture, frozenset()),
+    )
     return ModelConfig(
         architecture=model.architecture,
         hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_layers=model.num_layers,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
+        layers=(layer,) * model.num_layers,
         vocab_size=model.vocab_size,
         max_position=model.max_position,
         rms_norm_eps=model.rms_norm_eps,
-        rope_theta=model.rope_theta,
-        rope_scaling=model.rope_scaling,
-        sliding_window=model.sliding_window,
-        has_qkv_bias=model.architecture == "qwen2",
-        has_qk_norm=model.architecture == "qwen3",
         tie_word_embeddings=model.tie_word_embeddings,
         bos_token_id=BOS_TOKEN_ID,
         eos_token_ids=(EOS_TOKEN_ID,),
@@ -75,40 +83,53 @@ def test_hugging_face_configs(model: TinyModel, rope_parameters: bool) -> None:
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.architecture)
 def test_gguf_metadata(tmp_path: Path, model: TinyModel) -> None:
     with open_checkpoint(str(write_gguf(tmp_path / "x.gguf", model))) as checkpoint:
-        config = ModelConfig.from_checkpoint(checkpoint)
+        config = read_config(checkpoint)
     wanted = expected(model)
-    architecture = "llama" if model.architecture == "mistral" else model.architecture
+    rope, wanted_rope = config.layers[0].rope, wanted.layers[0].rope
+    assert rope is not None
+    assert wanted_rope is not None
     assert config.rms_norm_eps == pytest.approx(wanted.rms_norm_eps, rel=1e-7)
-    assert isinstance(config.rope_scaling, RopeFrequencyDivisors) == (model.rope_scaling is not None)
-    assert inverse_frequencies(config) == pytest.approx(inverse_frequencies(wanted), rel=1e-6)
-    same = {"rms_norm_eps": config.rms_norm_eps, "rope_scaling": config.rope_scaling}
-    assert config == replace(wanted, architecture=architecture, **same)  # type: ignore[arg-type]
+    assert isinstance(rope.scaling, RopeFrequencyDivisors) == (model.rope_scaling is not None)
+    assert inverse_frequencies(rope, model.head_dim) == pytest.approx(
+        inverse_frequencies(wanted_rope, model.head_dim), rel=1e-6
+    )
+    assert config == replace(
+        wanted,
+        architecture="llama" if model.architecture == "mistral" else model.architecture,
+        rms_norm_eps=config.rms_norm_eps,
+        layers=tuple(replace(layer, rope=replace(wanted_rope, scaling=rope.scaling)) for layer in wanted.layers),
+    )
 
 
 def test_the_demo_model(demo_path: Path) -> None:
     with open_checkpoint(str(demo_path)) as checkpoint:
-        config = ModelConfig.from_checkpoint(checkpoint)
-    assert asdict(config) == {
+        config = read_config(checkpoint)
+    assert config.layers == 30 * (
+        LayerConfig(
+            attention=Attention(num_heads=9, num_kv_heads=3, head_dim=64, scale=0.125, window=None, softcap=None),
+            rope=RopeParameters(theta=100000.0, scaling=None),
+            intermediate_size=1536,
+            activation="silu",
+            optional_tensors=frozenset(),
+            residual_scale=1.0,
+        ),
+    )
+    assert asdict(replace(config, layers=())) == {
         "architecture": "llama",
         "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_layers": 30,
-        "num_heads": 9,
-        "num_kv_heads": 3,
-        "head_dim": 64,
+        "layers": (),
         "vocab_size": 49152,
         "max_position": 8192,
         "rms_norm_eps": pytest.approx(1e-5, rel=1e-6),
-        "rope_theta": 100000.0,
-        "rope_scaling": None,
-        "sliding_window": None,
-        "has_qkv_bias": False,
-        "has_qk_norm": False,
         "tie_word_embeddings": True,
         "bos_token_id": 1,
         "eos_token_ids": (2, 0),  # <|im_end|>, and <|endoftext|> as llama.cpp has it
+        "embedding_scale": 1.0,
+        "logit_scale": 1.0,
+        "logit_softcap": None,
     }
-    assert config.group_size == 3
+    assert config.layers[0].attention.group_size == 3
+    assert config.kv_values_per_token == 30 * 2 * 3 * 64
 
 
 # ---- what may be left out --------------------------------------------------------------------------------------------
@@ -119,10 +140,18 @@ def without(model: TinyModel, *names: str, **changes: Any) -> ModelConfig:
     return read_hf({key: value for key, value in config.items() if key not in names})
 
 
+def first_shape(config: ModelConfig) -> Attention:
+    return config.layers[0].attention
+
+
+def windows(config: ModelConfig) -> list[int | None]:
+    return [layer.attention.window for layer in config.layers]
+
+
 def test_head_dim_defaults_to_the_hidden_size_shared_out() -> None:
-    assert without(TinyModel(), "head_dim").head_dim == 16
-    assert without(TinyModel(), head_dim=None).head_dim == 16
-    assert without(TinyModel("qwen3"), "head_dim").head_dim == 128
+    assert first_shape(without(TinyModel(), "head_dim")).head_dim == 16
+    assert first_shape(without(TinyModel(), head_dim=None)).head_dim == 16
+    assert first_shape(without(TinyModel("qwen3"), "head_dim")).head_dim == 128
 
 
 @pytest.mark.parametrize(
@@ -130,16 +159,17 @@ def test_head_dim_defaults_to_the_hidden_size_shared_out() -> None:
 )
 def test_missing_kv_heads_take_transformers_default(architecture: str, num_heads: int, num_kv_heads: int) -> None:
     model = TinyModel(architecture, num_heads=num_heads)
-    assert without(model, "num_key_value_heads").num_kv_heads == num_kv_heads
-    assert without(model, num_key_value_heads=None).num_kv_heads == num_heads
+    assert first_shape(without(model, "num_key_value_heads")).num_kv_heads == num_kv_heads
+    assert first_shape(without(model, num_key_value_heads=None)).num_kv_heads == num_heads
 
 
 def test_other_defaults() -> None:
     names = ("rope_theta", "rope_scaling", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings")
     config = without(TinyModel("mistral"), *names, "hidden_act", "bos_token_id", "eos_token_id", "sliding_window")
-    assert (config.rope_theta, config.rms_norm_eps, config.max_position) == (10000.0, 1e-6, 131072)
+    assert config.layers[0].rope == RopeParameters(10000.0)
+    assert (config.rms_norm_eps, config.max_position) == (1e-6, 131072)
     assert (config.tie_word_embeddings, config.bos_token_id, config.eos_token_ids) == (False, None, ())
-    assert config.sliding_window == 4096
+    assert windows(config) == [4096, 4096]
 
 
 def test_model_type_stands_in_for_architectures() -> None:
@@ -147,18 +177,23 @@ def test_model_type_stands_in_for_architectures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "window"),
+    ("changes", "expected_windows"),
     [
-        ({"use_sliding_window": False, "sliding_window": 9}, None),
-        ({"use_sliding_window": True, "sliding_window": None}, None),
-        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}, None),
-        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}, 9),
-        ({"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention"] * 2}, 9),
-        ({"use_sliding_window": True, "sliding_window": 9, "layer_types": ["full_attention"] * 2}, None),
+        ({"use_sliding_window": False, "sliding_window": 9}, [None, None]),
+        ({"use_sliding_window": True, "sliding_window": None}, [None, None]),
+        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2}, [None, None]),
+        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}, [None, 9]),
+        ({"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}, [9, 9]),
+        ({"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention"] * 2}, [9, 9]),
+        ({"use_sliding_window": True, "sliding_window": 9, "layer_types": ["full_attention"] * 2}, [None, None]),
+        (
+            {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+            [9, None],
+        ),
     ],
 )
-def test_qwen_windows(changes: dict[str, Any], window: int | None) -> None:
-    assert without(TinyModel("qwen3"), **changes).sliding_window == window
+def test_qwen_windows(changes: dict[str, Any], expected_windows: list[int | None]) -> None:
+    assert windows(without(TinyModel("qwen3"), **changes)) == expected_windows
 
 
 def test_end_tokens_of_both_files_count() -> None:
@@ -208,9 +243,9 @@ def test_gguf_end_tokens() -> None:
         ),
         (
             "qwen3",
-            {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+            {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["full_attention", 5]},
             "layer_types",
-            ["full_attention", "sliding_attention"],
+            ["full_attention", 5],
         ),
         (
             "qwen2",
@@ -300,9 +335,11 @@ def test_any_values_are_read_or_refused(data: st.DataObject) -> None:
         model = read_hf(config, {"eos_token_id": data.draw(values)})
     except CheckpointError:
         return
-    assert model.num_heads % model.num_kv_heads == 0
-    assert model.head_dim % 2 == 0
-    assert min(model.hidden_size, model.intermediate_size, model.num_layers, model.max_position) >= 1
+    for layer in model.layers:
+        assert layer.attention.num_heads % layer.attention.num_kv_heads == 0
+        assert layer.attention.head_dim % 2 == 0
+        assert layer.intermediate_size >= 1
+    assert min(model.hidden_size, model.num_layers, model.max_position) >= 1
     assert all(0 <= token_id < model.vocab_size for token_id in model.eos_token_ids)
 
 
@@ -337,12 +374,13 @@ def read_gguf(
         tensors={},
     )
     checkpoint.tensors = stored
-    return ModelConfig.from_checkpoint(checkpoint)
+    return read_config(checkpoint)
 
 
 def test_gguf_defaults() -> None:
     config = read_gguf()
-    assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.vocab_size) == (4, 16, 10000.0, 331)
+    assert (first_shape(config).num_kv_heads, first_shape(config).head_dim, config.vocab_size) == (4, 16, 331)
+    assert config.layers[0].rope == RopeParameters(10000.0)
     assert (config.tie_word_embeddings, config.bos_token_id, config.eos_token_ids) == (True, None, ())
 
 
@@ -360,6 +398,21 @@ def test_gguf_neutral_values_are_accepted() -> None:
         "llama.rope.dimension_count": 16,
     }
     assert read_gguf(neutral) == read_gguf()
+
+
+def test_gguf_layers_may_differ_in_heads_and_sizes() -> None:
+    config = read_gguf(
+        {
+            "llama.attention.head_count": [4, 6],
+            "llama.attention.head_count_kv": [1, 3],
+            "llama.feed_forward_length": [96, 32],
+        }
+    )
+    first, second = config.layers
+    assert (first.attention.num_heads, first.attention.num_kv_heads, first.intermediate_size) == (4, 1, 96)
+    assert (second.attention.num_heads, second.attention.num_kv_heads, second.intermediate_size) == (6, 3, 32)
+    assert (first.attention.head_dim, second.attention.head_dim) == (16, 16)
+    assert config.kv_values_per_token == 2 * (1 + 3) * 16
 
 
 @pytest.mark.parametrize(
@@ -381,7 +434,6 @@ def test_gguf_neutral_values_are_accepted() -> None:
         ({"llama.final_logit_softcapping": 30.0}, "llama.final_logit_softcapping", 30.0),
         ({"llama.attention.value_length": 32}, "llama.attention.value_length", 32),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count", 8),
-        ({"llama.attention.head_count": [4, 2]}, "llama.attention.head_count", [4, 2]),
     ],
 )
 def test_gguf_what_is_not_supported_is_named(changes: dict[str, Any], field: str, value: object) -> None:
@@ -401,6 +453,11 @@ def test_gguf_what_is_not_supported_is_named(changes: dict[str, Any], field: str
         ({"llama.attention.head_count": []}, "must be a count, or a list of 2"),
         ({"llama.attention.head_count": 5}, "embedding_length = 64 is not a multiple of head_count = 5"),
         ({"llama.attention.head_count_kv": 3}, "4 attention heads cannot share 3"),
+        (
+            {"llama.attention.head_count": [4, 6], "llama.attention.head_count_kv": 4},
+            "6 attention heads cannot share 4",
+        ),
+        ({"llama.feed_forward_length": [96, "x"]}, "feed_forward_length must be an integer from 1 to 1048576, got 'x'"),
         ({"llama.attention.layer_norm_rms_epsilon": math.nan}, "layer_norm_rms_epsilon must be a number"),
         ({"llama.rope.freq_base": -1.0}, "llama.rope.freq_base must be a number"),
         ({"llama.rope.dimension_count": "16"}, "llama.rope.dimension_count must be an integer"),
@@ -441,7 +498,7 @@ def test_gguf_without_an_embedding(tmp_path: Path) -> None:
         open_checkpoint(str(tmp_path / "x.gguf")) as checkpoint,
         pytest.raises(CheckpointError, match=r"tensor 'token_embd\.weight': is missing"),
     ):
-        ModelConfig.from_checkpoint(checkpoint)
+        read_config(checkpoint)
 
 
 # ---- sampling --------------------------------------------------------------------------------------------------------
@@ -493,5 +550,5 @@ def test_files_round_trip(tmp_path: Path) -> None:
     write_hf(tmp_path, model, generation_config={"temperature": 0.6, "eos_token_id": [2, 1]})
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
     with open_checkpoint(str(tmp_path)) as checkpoint:
-        assert ModelConfig.from_checkpoint(checkpoint) == replace(expected(model), eos_token_ids=(2, 1))
+        assert read_config(checkpoint) == replace(expected(model), eos_token_ids=(2, 1))
         assert default_sampling(checkpoint) == {"temperature": 0.6}

@@ -13,10 +13,10 @@ from numba_engine.checkpoint import open_checkpoint
 from numba_engine.config import EngineConfig
 from numba_engine.execution.kv_cache import allocate_kv_cache
 from numba_engine.model.activations import Activations
-from numba_engine.model.config import ModelConfig
 from numba_engine.model.decoder import Decoder
-from numba_engine.model.rope import build_rope_table
-from numba_engine.model.weights import load_weights
+from numba_engine.model.loading import load_weights
+from numba_engine.model.read_config import read_config
+from numba_engine.model.rope import build_rope_tables
 
 
 class Forward:
@@ -26,10 +26,10 @@ class Forward:
         self.backend = create_backend(config)
         self.config = config
         with open_checkpoint(str(model)) as checkpoint:
-            self.model_config = ModelConfig.from_checkpoint(checkpoint)
+            self.model_config = read_config(checkpoint)
             weights = load_weights(checkpoint, self.model_config, self.backend)
-        rope_table = build_rope_table(self.model_config, max_tokens, self.backend)
-        self.decoder = Decoder(weights.with_rope(rope_table))
+        rope_tables = build_rope_tables(self.model_config, max_tokens, self.backend)
+        self.decoder = Decoder(weights.with_rope(rope_tables))
         self.num_blocks = -(-max_tokens // config.block_size)
         self.kv_cache = allocate_kv_cache(self.model_config, config, self.num_blocks, self.backend)
 

@@ -21,7 +21,7 @@ from perf.gpu_time import plain_read_gbps
 from perf.random_model import CONFIGS, clear, copied_weight, random_model, random_weight
 from tests.kernels.cuda.fake_cupy import fake_cupy
 
-TINY = replace(CONFIGS["tiny"], vocab_size=256, num_layers=1)
+TINY = replace(CONFIGS["tiny"], vocab_size=256, layers=CONFIGS["tiny"].layers[:1])
 
 
 class TimingEvent:

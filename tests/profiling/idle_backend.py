@@ -13,7 +13,7 @@ from numba_engine.backends.base import Backend
 from numba_engine.backends.ops import Op
 from numba_engine.backends.sampling import Sampled
 from numba_engine.formats import StoredTensor
-from numba_engine.model.activations import Activations
+from numba_engine.model.activations import Activations, LayerActivations
 from numba_engine.model.decoder import Decoder
 
 
@@ -110,10 +110,11 @@ class CountedModel:
 
     def forward(self, ops: Backend, batch: Batch) -> None:
         t, rows = batch.num_tokens, batch.num_logits
-        sizes = (HIDDEN, HIDDEN, QKV, Q, 2 * INTERMEDIATE, INTERMEDIATE)
-        arrays = [np.empty((t, n), np.float32) for n in sizes]
-        last, logits = np.empty((rows, HIDDEN), np.float32), np.empty((rows, VOCAB), np.float32)
-        self.decoder.forward(ops, batch, self.kv_cache, Activations(*arrays, last, logits))
+        residual, normed, last = (np.empty((n, HIDDEN), np.float32) for n in (t, t, rows))
+        of_layer = LayerActivations(*(np.empty((t, n), np.float32) for n in (QKV, Q, 2 * INTERMEDIATE, INTERMEDIATE)))
+        logits = np.empty((rows, VOCAB), np.float32)
+        activations = Activations(residual, normed, (of_layer,) * LAYERS, last, logits)
+        self.decoder.forward(ops, batch, self.kv_cache, activations)
 
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS = 96, 6, 2, 16, 160, 257, 2

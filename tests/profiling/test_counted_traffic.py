@@ -14,6 +14,7 @@ import pytest
 from numba_engine import LLM, EngineConfig, SamplingParams
 from numba_engine.backends.instruments import CountedTraffic, TimeSource
 from numba_engine.model.config import ModelConfig
+from numba_engine.model.read_config import read_config
 from numba_engine.profiling import ProfileSession
 from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
 
@@ -36,15 +37,15 @@ TEXTBOOK = {
 @pytest.fixture(scope="module")
 def llm(demo_path: Path) -> Iterator[LLM]:
     pytest.importorskip("numba_cuda")
-    config_of = ModelConfig.from_checkpoint
 
     def first_layer(checkpoint: Any) -> ModelConfig:
         for name in [n for n in checkpoint.tensors if n.startswith("blk.") and not n.startswith("blk.0.")]:
             del checkpoint.tensors[name]
-        return replace(config_of(checkpoint), num_layers=1)
+        config = read_config(checkpoint)
+        return replace(config, layers=config.layers[:1])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelConfig, "from_checkpoint", first_layer)
+        patch.setattr("numba_engine.engine.loading.read_config", first_layer)
         yield LLM(str(demo_path), EngineConfig(backend="ptx", max_num_seqs=1, max_model_len=32, num_kv_blocks=2))
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from numba_engine.backends.layers import Attention
 from numba_engine.checkpoint import open_checkpoint
 from numba_engine.errors import ConfigError
-from numba_engine.model.config import ModelConfig
+from numba_engine.model.config import LayerConfig, ModelConfig, RopeParameters
 from numba_engine.profiling.bounds import Bound, all_reduce_s
 from numba_engine.profiling.exports import estimate_as_json
 from numba_engine.profiling.hardware import (
@@ -34,22 +35,19 @@ from numba_engine.profiling.workload import Speculation, Workload
 def llama(
     hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int, *, tied: bool = False
 ) -> Transformer:
+    head_dim = hidden // heads
+    layer = LayerConfig(
+        attention=Attention(heads, kv_heads, head_dim, head_dim**-0.5),
+        rope=RopeParameters(theta=5e5),
+        intermediate_size=intermediate,
+    )
     config = ModelConfig(
         architecture="llama",
         hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=hidden // heads,
+        layers=(layer,) * layers,
         vocab_size=vocab,
         max_position=8192,
         rms_norm_eps=1e-5,
-        rope_theta=5e5,
-        rope_scaling=None,
-        sliding_window=None,
-        has_qkv_bias=False,
-        has_qk_norm=False,
         tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_ids=(),
