@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import psutil
 
-from numba_engine.backends.arrays import Array, KVCacheLayer, Weight
+from numba_engine.backends.arrays import Array, Weight
 from numba_engine.backends.base import Backend
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command, CpuGraph, run_calls
 from numba_engine.backends.cpu.intrinsics import InstructionSet, host_instruction_set
 from numba_engine.backends.cpu.kernels.arithmetic_peak import (
     BUFFER_BYTES,
@@ -29,6 +31,7 @@ from numba_engine.config import EngineConfig
 from numba_engine.formats import Format, StoredTensor
 
 _BANDWIDTH_BYTES = 1 << 28
+_MAX_CALL_BYTES = 8 * 64
 
 
 class CpuBackend(Backend):
@@ -57,7 +60,9 @@ class CpuBackend(Backend):
         self.partials = np.empty(1 << 18, dtype=np.float32)
         """Of attention, whose contexts are split where these suffice."""
         self._counts = np.empty(0, dtype=np.int32)
-        self._kept: dict[tuple[Any, ...], Any] = {}
+        self._graph: CpuGraph | None = None  # that is being captured
+        self._call = bytearray(_MAX_CALL_BYTES)
+        self._call_address = address(np.frombuffer(self._call, dtype=np.uint8))
         self._kernels = Kernels("numba_engine.backends.cpu.kernels", fusion=config.fusion)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
@@ -128,6 +133,15 @@ class CpuBackend(Backend):
         """State of the thread team that runs kernels."""
         return self._team.state
 
+    def call(self, command: Command, *args: float) -> None:
+        """Run a command, or note it where a graph is captured."""
+        if self._graph is not None:
+            self._graph.note(command.call(*args))
+        else:
+            run_calls(
+                self._team.address, self._call_address, self._call_address + command.write_call(self._call, *args)
+            )
+
     def segment_table(self, weight: Weight) -> np.ndarray:
         """One row a segment (kernels/linear.py)."""
         assert isinstance(weight, CpuWeight)
@@ -139,6 +153,8 @@ class CpuBackend(Backend):
         if self._scratch.size < wanted:
             self._scratch = np.empty(wanted + 63, dtype=np.uint8)
             self._scratch_address = -(-self._scratch.ctypes.data // 64) * 64
+        if self._graph is not None:
+            self._graph.keep(self._scratch)
         return self._scratch_address
 
     def zero_counts(self, size: int) -> np.ndarray:
@@ -146,21 +162,6 @@ class CpuBackend(Backend):
         if self._counts.size < size:
             self._counts = np.zeros(size, dtype=np.int32)
         return self._counts
-
-    def cache_words(self, cache: KVCacheLayer) -> tuple[np.ndarray, np.ndarray]:
-        """k and v as numba accepts them: it knows no float16 arrays on CPUs, and kernels only want the address."""
-        return self.kept((cache,), lambda cache: (_words(cache.k), _words(cache.v)))
-
-    def kept(self, key: tuple[Any, ...], make: Callable[..., Any]) -> Any:
-        """``make(*key)``, made once."""
-        if key not in self._kept:
-            self._kept[key] = make(*key)
-        return self._kept[key]
-
-
-def _words(cache: Array) -> np.ndarray:
-    array = cast(np.ndarray, cache)
-    return array.view(np.uint16) if array.itemsize == 2 else array
 
 
 def _container_memory_left() -> int | None:

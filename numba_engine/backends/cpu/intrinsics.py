@@ -469,6 +469,31 @@ call_kernel = emit("call_kernel", types.void, 4, _call_kernel)
 """Call the kernel at an address: kernel(begin, end, args)."""
 
 
+def _call_command(b: ir.IRBuilder, function: ir.Value, team: ir.Value, args: ir.Value) -> None:
+    signature = ir.FunctionType(ir.VoidType(), [i64, i64])
+    b.call(b.inttoptr(function, signature.as_pointer()), [team, args])
+
+
+call_command = emit("call_command", types.void, 3, _call_command)
+"""Call the command at an address: command(team, args)."""
+
+
+def load_arguments(codes: str) -> Any:
+    """An intrinsic: a tuple of the words from an address on, int64 where the code is q and float64 where it is d."""
+    result = types.BaseTuple.from_types([{"q": types.int64, "d": types.float64}[code] for code in codes])
+
+    @intrinsic
+    def load(typing_context: Any, address: types.Type) -> Any:
+        def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            e = Emitter(builder)
+            words = [e.load(e.at(args[0], i, 8), {"q": i64, "d": f64}[code], 8) for i, code in enumerate(codes)]
+            return context.make_tuple(builder, result, words)
+
+        return result(types.int64), codegen
+
+    return load
+
+
 def stack_bytes(size: int) -> Any:
     """An intrinsic: address of ``size`` bytes of the calling function's stack, 64-aligned, one place per mention."""
 
@@ -486,6 +511,7 @@ def _pointer_caster(name: str, numba_type: types.Type, type_: ir.Type) -> Any:
 
 
 pointer_f32 = _pointer_caster("pointer_f32", types.float32, f32)
+pointer_i64 = _pointer_caster("pointer_i64", types.int64, i64)
 pointer_i32 = _pointer_caster("pointer_i32", types.int32, i32)
 """The address as what ``numba.carray`` takes."""
 

@@ -47,7 +47,7 @@ _FUNCTION, _NUM_ITEMS, _MIN_PIECE = 48, 49, 50
 NUM_THREADS = 51
 _AHEAD, _AHEAD_BYTES = 52, 53  # what the job after this one reads
 ARGS = 64
-_NUM_ARGS = 64
+STATE_WORDS = ARGS + 64
 _COUNT_MASK = 0xFFFFFFFF
 
 _SPINS = 2000  # about 30 µs of pauses
@@ -63,10 +63,11 @@ class ThreadTeam:
     def __init__(self, num_threads: int) -> None:
         assert num_threads >= 1
         self.num_threads = num_threads
-        buffer = np.zeros(ARGS + _NUM_ARGS + 16, dtype=np.int64)
+        buffer = np.zeros(STATE_WORDS + 16, dtype=np.int64)
         skip = (-buffer.ctypes.data % 128) // 8
-        self.state = buffer[skip : skip + ARGS + _NUM_ARGS]
+        self.state = buffer[skip : skip + STATE_WORDS]
         self.state[NUM_THREADS] = num_threads
+        self.address: int = self.state.ctypes.data
         for i in range(1, num_threads):
             threading.Thread(target=_work, args=(self.state, i), name=f"numba-engine-cpu-{i}", daemon=True).start()
         weakref.finalize(self, _stop, self.state)

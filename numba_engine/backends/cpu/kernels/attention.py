@@ -23,7 +23,9 @@ from numba import types
 from numba.core import cgutils
 
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer
-from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
     Emitter,
@@ -59,52 +61,59 @@ _VECTOR_BUDGET = 24  # accumulators of v kept in registers at once
 
 
 def launch(backend: CpuBackend, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: Attention) -> None:
-    kernels = attention_kernels(shape.head_dim, shape.group_size, backend.kv_cache_dtype.itemsize == 2)
-    attention(
-        backend.team, *kernels, out, qkv, *backend.cache_words(cache), batch.cu_seqlens_q, batch.context_lens,
-        batch.block_tables, batch.max_context_len, shape.window or 0, shape.scale, backend.partials,
+    _, num_kv_heads, block_size, head_dim = cache.k.shape
+    kernels = attention_kernels(head_dim, shape.group_size, cache.k.dtype.itemsize == 2)
+    partials = backend.partials
+    backend.call(
+        attention, *kernels, address(out), address(qkv), qkv.shape[1], address(cache.k), address(cache.v),
+        num_kv_heads, block_size.bit_length() - 1, head_dim, shape.group_size, address(batch.cu_seqlens_q),
+        address(batch.context_lens), *batch.block_tables.shape, address(batch.block_tables), shape.window or 0,
+        shape.scale, address(partials), partials.size,
     )  # fmt: skip
 
 
-@launcher
+@Command
 def attention(
-    team: np.ndarray, whole_kernel: int, split_kernel: int, merge_kernel: int, prompt_kernel: int, out: np.ndarray,
-    qkv: np.ndarray, k: np.ndarray, v: np.ndarray, cu_seqlens_q: np.ndarray, context_lens: np.ndarray,
-    block_tables: np.ndarray, max_context_len: int, window: int, scale: float, partials: np.ndarray,
+    team: np.ndarray, whole_kernel: int, split_kernel: int, merge_kernel: int, prompt_kernel: int,
+    out: int, qkv: int, row: int, k: int, v: int, num_kv_heads: int, block_shift: int, d: int, group: int,
+    cu_seqlens_q: int, context_lens: int, num_seqs: int, max_blocks: int, block_tables: int, window: int, scale: float,
+    partials: int, num_partials: int,
 ) -> None:  # fmt: skip
-    """``window`` 0 for none. ``partials``: scratch, float32, of any size: the split is used where it fits."""
-    num_kv_heads = k.shape[1]
-    num_items = out.shape[0] * num_kv_heads
-    team[ARGS + _OUT] = out.ctypes.data
-    team[ARGS + _QKV] = qkv.ctypes.data
-    team[ARGS + _ROW] = qkv.shape[1]
-    team[ARGS + _K] = k.ctypes.data
-    team[ARGS + _V] = v.ctypes.data
-    team[ARGS + _CU_SEQLENS] = cu_seqlens_q.ctypes.data
-    team[ARGS + _CONTEXT_LENS] = context_lens.ctypes.data
-    team[ARGS + _BLOCK_TABLES] = block_tables.ctypes.data
-    team[ARGS + _MAX_BLOCKS] = block_tables.shape[1]
-    team[ARGS + _NUM_SEQS] = context_lens.size
+    """``window`` 0 for none. ``partials``: scratch, float32, of any size: the split is used where it fits.
+
+    Rows behind the last sequence's are padding, and left alone.
+    """
+    num_tokens = np.int64(load_i32(cu_seqlens_q, num_seqs))
+    longest = np.int64(0)
+    for s in range(num_seqs):
+        longest = max(longest, np.int64(load_i32(context_lens, s)))
+    chunks = (longest + CHUNK - 1) // CHUNK
+    num_items = num_tokens * num_kv_heads
+    team[ARGS + _OUT] = out
+    team[ARGS + _QKV] = qkv
+    team[ARGS + _ROW] = row
+    team[ARGS + _K] = k
+    team[ARGS + _V] = v
+    team[ARGS + _CU_SEQLENS] = cu_seqlens_q
+    team[ARGS + _CONTEXT_LENS] = context_lens
+    team[ARGS + _BLOCK_TABLES] = block_tables
+    team[ARGS + _MAX_BLOCKS] = max_blocks
+    team[ARGS + _NUM_SEQS] = num_seqs
     team[ARGS + _KV] = num_kv_heads
-    block_shift = 0
-    while 1 << block_shift < k.shape[2]:
-        block_shift += 1
     team[ARGS + _BLOCK_SHIFT] = block_shift
     team[ARGS + _WINDOW] = window
     store_f64(team.ctypes.data, ARGS + _SCALE, scale)
-    team[ARGS + _PARTIALS] = partials.ctypes.data
-    chunks = (max_context_len + CHUNK - 1) // CHUNK
+    team[ARGS + _PARTIALS] = partials
     team[ARGS + _CHUNKS] = chunks
-    team[ARGS + _PREFETCH] = 1 if out.shape[0] == context_lens.size else 0  # a prompt's keys stay in cache
-    team[ARGS + _NUM_TOKENS] = out.shape[0]
+    team[ARGS + _PREFETCH] = num_tokens <= num_seqs  # a prompt's keys stay in cache
+    team[ARGS + _NUM_TOKENS] = num_tokens
     team[ARGS + _WHOLE_KERNEL] = whole_kernel
-    group = out.shape[1] // (num_kv_heads * k.shape[3])
-    if num_items < 16 and chunks > 1 and num_items * chunks * group * partial_floats(k.shape[3]) <= partials.size:
+    if num_items < 16 and chunks > 1 and num_items * chunks * group * partial_floats(d) <= num_partials:
         run(team, split_kernel, num_items * chunks, 1)
         run(team, merge_kernel, num_items, num_items)
-    elif out.shape[0] > context_lens.size:
+    elif num_tokens > num_seqs:
         tile_tokens = prompt_tile_tokens(group)
-        run(team, prompt_kernel, (out.shape[0] + tile_tokens - 1) // tile_tokens * num_kv_heads, 1)
+        run(team, prompt_kernel, (num_tokens + tile_tokens - 1) // tile_tokens * num_kv_heads, 1)
     else:
         run(team, whole_kernel, num_items, 1)
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Weight
-from numba_engine.backends.cpu.compilation import kernel_address, launcher
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import kernel_address
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
     bits_f32,
@@ -24,7 +26,14 @@ from numba_engine.backends.cpu.intrinsics import (
     load_u16,
     store_f32,
 )
-from numba_engine.backends.cpu.kernels.linear import FIRST_ROW, GROUP_BYTES, NUM_ROWS, SCALE_BYTES, WEIGHTS
+from numba_engine.backends.cpu.kernels.linear import (
+    FIRST_ROW,
+    GROUP_BYTES,
+    NUM_ROWS,
+    SCALE_BYTES,
+    TABLE_FIELDS,
+    WEIGHTS,
+)
 from numba_engine.backends.cpu.packing import NUM_SCALES, QUANT_BYTES
 from numba_engine.backends.cpu.thread_team import ARGS, run
 from numba_engine.formats import F16, F32, Q4_0, Q4_1, Q8_0, Format
@@ -36,22 +45,26 @@ _OUT, _TOKEN_IDS, _HIDDEN, _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _FIRST_ROW, _NU
 
 
 def launch(backend: CpuBackend, out: Array, token_ids: Array, table: Weight) -> None:
-    kernels = np.array([embedding_kernel(s.format) for s in table.segments], dtype=np.int64)
-    embedding(backend.team, backend.segment_table(table), kernels, out, token_ids)
+    rows = address(backend.segment_table(table))
+    for i, segment in enumerate(table.segments):
+        kernel, row = embedding_kernel(segment.format), rows + i * 8 * TABLE_FIELDS
+        backend.call(embedding, kernel, row, address(out), address(token_ids), *out.shape)
 
 
-@launcher
-def embedding(team: np.ndarray, table: np.ndarray, kernels: np.ndarray, out: np.ndarray, token_ids: np.ndarray) -> None:
-    for segment in range(table.shape[0]):
-        team[ARGS + _OUT] = out.ctypes.data
-        team[ARGS + _TOKEN_IDS] = token_ids.ctypes.data
-        team[ARGS + _HIDDEN] = out.shape[1]
-        team[ARGS + _WEIGHTS] = table[segment, WEIGHTS]
-        team[ARGS + _GROUP_BYTES] = table[segment, GROUP_BYTES]
-        team[ARGS + _SCALE_BYTES] = table[segment, SCALE_BYTES]
-        team[ARGS + _FIRST_ROW] = table[segment, FIRST_ROW]
-        team[ARGS + _NUM_ROWS] = table[segment, NUM_ROWS]
-        run(team, kernels[segment], token_ids.size, 8)
+@Command
+def embedding(
+    team: np.ndarray, kernel: int, segment: int, out: int, token_ids: int, num_tokens: int, hidden: int
+) -> None:
+    """``segment``: address of its row of the table's table."""
+    team[ARGS + _OUT] = out
+    team[ARGS + _TOKEN_IDS] = token_ids
+    team[ARGS + _HIDDEN] = hidden
+    team[ARGS + _WEIGHTS] = load_i64(segment, WEIGHTS)
+    team[ARGS + _GROUP_BYTES] = load_i64(segment, GROUP_BYTES)
+    team[ARGS + _SCALE_BYTES] = load_i64(segment, SCALE_BYTES)
+    team[ARGS + _FIRST_ROW] = load_i64(segment, FIRST_ROW)
+    team[ARGS + _NUM_ROWS] = load_i64(segment, NUM_ROWS)
+    run(team, kernel, num_tokens, 8)
 
 
 @functools.cache

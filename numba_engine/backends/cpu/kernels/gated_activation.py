@@ -13,7 +13,9 @@ from llvmlite import ir
 from numba import types
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.compilation import kernel_address, launcher
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import kernel_address
 from numba_engine.backends.cpu.intrinsics import LANES, Emitter, emit, load_i64, vf32
 from numba_engine.backends.cpu.thread_team import ARGS, run
 from numba_engine.backends.layers import Activation
@@ -25,14 +27,13 @@ _OUT, _GATE_UP, _I = range(3)
 
 
 def launch(backend: CpuBackend, out: Array, gate_up: Array, activation: Activation) -> None:
-    gated_activation(backend.team, gated_activation_kernel(), out, gate_up)
+    backend.call(gated_activation, gated_activation_kernel(), address(out), address(gate_up), *out.shape)
 
 
-@launcher
-def gated_activation(team: np.ndarray, kernel: int, out: np.ndarray, gate_up: np.ndarray) -> None:
-    rows, intermediate = out.shape
-    team[ARGS + _OUT] = out.ctypes.data
-    team[ARGS + _GATE_UP] = gate_up.ctypes.data
+@Command
+def gated_activation(team: np.ndarray, kernel: int, out: int, gate_up: int, rows: int, intermediate: int) -> None:
+    team[ARGS + _OUT] = out
+    team[ARGS + _GATE_UP] = gate_up
     team[ARGS + _I] = intermediate
     run(team, kernel, rows, 1 + 8192 // intermediate)
 

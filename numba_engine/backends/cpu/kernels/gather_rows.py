@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.compilation import launcher
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.intrinsics import load_f32, load_i32, store_f32
 
 if TYPE_CHECKING:
     from numba_engine.backends.cpu.backend import CpuBackend
 
 
 def launch(backend: CpuBackend, out: Array, x: Array, rows: Array) -> None:
-    gather_rows(out, x, rows)
+    backend.call(gather_rows, address(out), address(x), address(rows), *out.shape)
 
 
-@launcher
-def gather_rows(out: np.ndarray, x: np.ndarray, rows: np.ndarray) -> None:
-    for i in range(rows.size):
-        row = rows[i]
-        for k in range(x.shape[1]):
-            out[i, k] = x[row, k]
+@Command
+def gather_rows(team: np.ndarray, out: int, x: int, rows: int, num_rows: int, n: int) -> None:
+    for i in range(num_rows):
+        source = x + np.int64(load_i32(rows, i)) * n * 4
+        for k in range(n):
+            store_f32(out, i * n + k, load_f32(source, k))

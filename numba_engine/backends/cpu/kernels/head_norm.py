@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Norm
-from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import load_f64, load_i64, store_f64
 from numba_engine.backends.cpu.kernels.rms_norm import norm_row
 from numba_engine.backends.cpu.thread_team import ARGS, run
@@ -24,26 +26,26 @@ _QKV, _ROW, _Q_NORM, _K_NORM, _H, _KV, _D, _EPS = range(8)
 
 
 def launch(backend: CpuBackend, qkv: Array, q_norm: Norm, k_norm: Norm, shape: Attention) -> None:
-    head_norm(
-        backend.team, head_norm_kernel(), qkv, q_norm.weight, k_norm.weight, shape.num_heads, shape.num_kv_heads,
-        q_norm.eps,
+    backend.call(
+        head_norm, head_norm_kernel(), address(qkv), *qkv.shape, address(q_norm.weight), address(k_norm.weight),
+        shape.num_heads, shape.num_kv_heads, shape.head_dim, q_norm.eps,
     )  # fmt: skip
 
 
-@launcher
+@Command
 def head_norm(
-    team: np.ndarray, kernel: int, qkv: np.ndarray, q_norm: np.ndarray, k_norm: np.ndarray, num_heads: int,
-    num_kv_heads: int, eps: float,
+    team: np.ndarray, kernel: int, qkv: int, num_tokens: int, row: int, q_norm: int, k_norm: int, num_heads: int,
+    num_kv_heads: int, d: int, eps: float,
 ) -> None:  # fmt: skip
-    team[ARGS + _QKV] = qkv.ctypes.data
-    team[ARGS + _ROW] = qkv.shape[1]
-    team[ARGS + _Q_NORM] = q_norm.ctypes.data
-    team[ARGS + _K_NORM] = k_norm.ctypes.data
+    team[ARGS + _QKV] = qkv
+    team[ARGS + _ROW] = row
+    team[ARGS + _Q_NORM] = q_norm
+    team[ARGS + _K_NORM] = k_norm
     team[ARGS + _H] = num_heads
     team[ARGS + _KV] = num_kv_heads
-    team[ARGS + _D] = q_norm.size
+    team[ARGS + _D] = d
     store_f64(team.ctypes.data, ARGS + _EPS, eps)
-    run(team, kernel, qkv.shape[0], 1 + 8192 // qkv.shape[1])
+    run(team, kernel, num_tokens, 1 + 8192 // row)
 
 
 @functools.cache

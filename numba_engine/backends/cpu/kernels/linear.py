@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, types
 from numba.core import cgutils
 
 from numba_engine.backends.arrays import Array, Weight
 from numba_engine.backends.cpu.addresses import address
-from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
     Emitter,
@@ -41,6 +42,7 @@ from numba_engine.backends.cpu.intrinsics import (
     f32,
     i32,
     load_i64,
+    pointer_i64,
     prefetch_l2,
     store_i64,
     vf16,
@@ -243,27 +245,31 @@ def prompt_tile(args: int, item: int) -> Any:
 
 
 def launch(backend: CpuBackend, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
-    multiply_by(backend, out, x, weight, address(bias), 0)
+    multiply_by(backend, out, x, weight, bias, add=False)
 
 
-def multiply_by(backend: CpuBackend, out: Array, x: Array, weight: Weight, bias: int, add: int) -> None:
-    """``bias``: its address, 0 for none."""
-    table, prepared = backend.segment_table(weight), backend.prepared(*x.shape)
-    linear(backend.team, table, out, x, bias, add, prepare_rows_kernel(), prepared)
+def multiply_by(backend: CpuBackend, out: Array, x: Array, weight: Weight, bias: Array | None, *, add: bool) -> None:
+    table = backend.segment_table(weight)
+    backend.call(
+        linear, prepare_rows_kernel(), address(table), len(table), address(out), out.shape[1], address(x), *x.shape,
+        address(bias), add, backend.prepared(*x.shape),
+    )  # fmt: skip
 
 
-@launcher
+@Command
 def linear(
-    team: np.ndarray, table: np.ndarray, out: np.ndarray, x: np.ndarray, bias: int, add: int,
-    prepare_rows: int, prepared: int,
+    team: np.ndarray, prepare_rows: int, table: int, num_segments: int, out: int, out_features: int, x: int,
+    num_x_rows: int, in_features: int, bias: int, add: int, prepared: int,
 ) -> None:  # fmt: skip
-    """out [R, out_features] = (out +) x [R, in_features] @ weight.T + bias.
+    """out [R, out_features] = (out +) x [R, in_features] @ weight.T + bias. ``prepared``: room for x in other forms."""
+    segments = segment_table(table, num_segments)
+    prepare(team, prepare_rows, x_forms(segments), prepared, x, in_features, num_x_rows)
+    multiply(team, segments, out, out_features, x, prepared, in_features, num_x_rows, bias, add)
 
-    ``bias``: its address, 0 for none. ``prepared``: room for x in other forms.
-    """
-    r, in_features = x.shape
-    prepare(team, prepare_rows, x_forms(table), prepared, x.ctypes.data, in_features, r)
-    multiply(team, table, out.ctypes.data, out.shape[1], x.ctypes.data, prepared, in_features, r, bias, add)
+
+@inner
+def segment_table(address: int, num_segments: int) -> np.ndarray:
+    return carray(pointer_i64(address), (num_segments, TABLE_FIELDS))
 
 
 @inner

@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 
 def launch(backend: CpuBackend, residual: Array, x: Array, weight: Weight) -> None:
-    multiply_by(backend, residual, x, weight, 0, 1)
+    multiply_by(backend, residual, x, weight, None, add=True)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import LANES, call_kernel, load_i64, stack_bytes, store_i64
 from numba_engine.backends.cpu.kernels.gated_activation import activate_row
 from numba_engine.backends.cpu.kernels.linear import (
@@ -28,6 +30,7 @@ from numba_engine.backends.cpu.kernels.linear import (
     min_piece,
     num_items,
     prompt_tile,
+    segment_table,
     write_linear_args,
     x_forms,
 )
@@ -55,28 +58,26 @@ def supports(
 
 
 def launch(backend: CpuBackend, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, mlp: GatedMlp) -> None:
-    norm_gate_up_act(
-        backend.team, rms_norm_kernel(), gate_up_act_kernel(), backend.segment_table(mlp.gate_up_proj), mlp_out,
-        gate_up, normed, residual, mlp.norm.weight, mlp.norm.eps, backend.prepared(*residual.shape),
+    table, norm = backend.segment_table(mlp.gate_up_proj), mlp.norm
+    backend.call(
+        norm_gate_up_act, rms_norm_kernel(), gate_up_act_kernel(), address(table), len(table), address(norm.weight),
+        norm.eps, address(mlp_out), mlp_out.shape[1], address(gate_up), address(normed), address(residual),
+        *residual.shape, backend.prepared(*residual.shape),
     )  # fmt: skip
 
 
-@launcher
+@Command
 def norm_gate_up_act(
-    team: np.ndarray, norm_kernel: int, gate_up_act: int, table: np.ndarray, out: np.ndarray, gate_up: np.ndarray,
-    normed: np.ndarray, residual: np.ndarray, norm_weight: np.ndarray, eps: float, prepared: int,
+    team: np.ndarray, norm_kernel: int, gate_up_act: int, segments: int, num_segments: int, norm_weight: int,
+    eps: float, out: int, intermediate: int, gate_up: int, normed: int, residual: int, r: int, hidden: int,
+    prepared: int,
 ) -> None:  # fmt: skip
-    r, hidden = residual.shape
-    intermediate = out.shape[1]
-    norm(
-        team, norm_kernel, normed.ctypes.data, residual.ctypes.data, norm_weight.ctypes.data, hidden, r, eps,
-        x_forms(table), prepared,
-    )  # fmt: skip
+    table = segment_table(segments, num_segments)
+    norm(team, norm_kernel, normed, residual, norm_weight, hidden, r, eps, x_forms(table), prepared)
     up = table.shape[0] - 1
     for segment, at in ((0, _GATE_ARGS), (up, _UP_ARGS)):
         write_linear_args(
-            team, at, table, segment, normed.ctypes.data, prepared, hidden, r, gate_up.ctypes.data, 8 * intermediate,
-            0, 0,
+            team, at, table, segment, normed, prepared, hidden, r, gate_up, 8 * intermediate, 0, 0
         )  # fmt: skip
     args = team.ctypes.data + 8 * ARGS
     if up == 0:
@@ -85,8 +86,8 @@ def norm_gate_up_act(
     cut_alike(args + 8 * _GATE_ARGS, args + 8 * _UP_ARGS)
     team[ARGS + _GATE_KERNEL] = table[0, KERNEL]
     team[ARGS + _UP_KERNEL] = table[up, KERNEL]
-    team[ARGS + _OUT] = out.ctypes.data
-    team[ARGS + _GATE_UP] = gate_up.ctypes.data
+    team[ARGS + _OUT] = out
+    team[ARGS + _GATE_UP] = gate_up
     team[ARGS + _I] = intermediate
     team[ARGS + _R] = r
     announce(team, table[0, NEXT], table[0, NEXT_BYTES])

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Norm, Weight
-from numba_engine.backends.cpu.compilation import launcher
-from numba_engine.backends.cpu.kernels.linear import multiply, x_forms
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.intrinsics import load_i32
+from numba_engine.backends.cpu.kernels.linear import multiply, segment_table, x_forms
 from numba_engine.backends.cpu.kernels.quantize_rows import prepare, prepare_rows_kernel
 from numba_engine.backends.cpu.kernels.rms_norm import norm, rms_norm_kernel
 
@@ -22,22 +24,22 @@ if TYPE_CHECKING:
 def launch(
     backend: CpuBackend, logits: Array, last: Array, residual: Array, rows: Array, norm: Norm, lm_head: Weight
 ) -> None:
-    norm_lm_head(
-        backend.team, rms_norm_kernel(), prepare_rows_kernel(), backend.segment_table(lm_head), logits, last, residual,
-        rows, norm.weight, norm.eps, backend.prepared(*last.shape),
+    table = backend.segment_table(lm_head)
+    backend.call(
+        norm_lm_head, rms_norm_kernel(), prepare_rows_kernel(), address(table), len(table), address(norm.weight),
+        norm.eps, address(logits), address(last), address(residual), address(rows), *logits.shape, last.shape[1],
+        backend.prepared(*last.shape),
     )  # fmt: skip
 
 
-@launcher
+@Command
 def norm_lm_head(
-    team: np.ndarray, norm_kernel: int, prepare_rows: int, table: np.ndarray, logits: np.ndarray, last: np.ndarray,
-    residual: np.ndarray, rows: np.ndarray, norm_weight: np.ndarray, eps: float, prepared: int,
+    team: np.ndarray, norm_kernel: int, prepare_rows: int, table: int, num_segments: int, norm_weight: int, eps: float,
+    logits: int, last: int, residual: int, rows: int, num_rows: int, vocab: int, hidden: int, prepared: int,
 ) -> None:  # fmt: skip
-    hidden = residual.shape[1]
-    for i in range(rows.size):
-        norm(
-            team, norm_kernel, last.ctypes.data + i * hidden * 4, residual.ctypes.data + rows[i] * hidden * 4,
-            norm_weight.ctypes.data, hidden, 1, eps, 0, 0,
-        )  # fmt: skip
-    prepare(team, prepare_rows, x_forms(table), prepared, last.ctypes.data, hidden, rows.size)
-    multiply(team, table, logits.ctypes.data, logits.shape[1], last.ctypes.data, prepared, hidden, rows.size, 0, 0)
+    segments = segment_table(table, num_segments)
+    for i in range(num_rows):
+        row = np.int64(load_i32(rows, i))
+        norm(team, norm_kernel, last + i * hidden * 4, residual + row * hidden * 4, norm_weight, hidden, 1, eps, 0, 0)
+    prepare(team, prepare_rows, x_forms(segments), prepared, last, hidden, num_rows)
+    multiply(team, segments, logits, vocab, last, prepared, hidden, num_rows, 0, 0)

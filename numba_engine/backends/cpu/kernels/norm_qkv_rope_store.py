@@ -6,16 +6,17 @@ Between the product and the cache each row stays in cache. Bit for bit what the 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm
 from numba_engine.backends.cpu.addresses import address
-from numba_engine.backends.cpu.compilation import kernel_address, launcher
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import kernel_address
 from numba_engine.backends.cpu.intrinsics import load_f64, load_i32, load_i64, store_f64
 from numba_engine.backends.cpu.kernels.head_norm import norm_heads
-from numba_engine.backends.cpu.kernels.linear import multiply, x_forms
+from numba_engine.backends.cpu.kernels.linear import multiply, segment_table, x_forms
 from numba_engine.backends.cpu.kernels.rms_norm import norm, rms_norm_kernel
 from numba_engine.backends.cpu.kernels.rope import rotate_heads
 from numba_engine.backends.cpu.kernels.store_kv import store_heads
@@ -25,10 +26,8 @@ from numba_engine.backends.layers import Layer
 if TYPE_CHECKING:
     from numba_engine.backends.cpu.backend import CpuBackend
 
-# Arguments of rope_store. The first are the same for a layer in every step: what ``layer_constants`` gives.
-(_COS, _SIN, _K, _V, _H, _KV, _D, _BLOCK_SIZE, _IS_F16, _Q_NORM, _K_NORM, _NORM_WEIGHT, _BIAS, _QKV, _ROW, _POSITIONS,
- _SLOTS, _EPS) = range(18)  # fmt: skip
-_NUM_CONSTANTS = _QKV
+(_COS, _SIN, _K, _V, _H, _KV, _D, _BLOCK_SIZE, _IS_F16, _Q_NORM, _K_NORM, _QKV, _ROW, _POSITIONS, _SLOTS,
+ _EPS) = range(16)  # fmt: skip
 
 
 def supports(
@@ -40,55 +39,52 @@ def supports(
 def launch(
     backend: CpuBackend, qkv: Array, normed: Array, residual: Array, layer: Layer, cache: KVCacheLayer, batch: Batch
 ) -> None:
-    norm_qkv_rope_store(
-        backend.team, rms_norm_kernel(), rope_store_kernel(), backend.segment_table(layer.qkv_proj),
-        backend.kept((layer, cache), layer_constants), qkv, normed, residual, layer.attn_norm.eps, batch.positions,
-        batch.slot_mapping, backend.prepared(*residual.shape),
+    shape, table = layer.attention, backend.segment_table(layer.qkv_proj)
+    assert shape.rope is not None
+    backend.call(
+        norm_qkv_rope_store, rms_norm_kernel(), rope_store_kernel(),
+        address(table), len(table), address(layer.attn_norm.weight), layer.attn_norm.eps, address(layer.qkv_bias),
+        _weight(layer.q_norm), _weight(layer.k_norm), address(shape.rope.cos), address(shape.rope.sin),
+        shape.num_heads, address(cache.k), address(cache.v), *cache.k.shape[1:], cache.k.dtype.itemsize,
+        address(qkv), address(normed), address(residual), *residual.shape, backend.prepared(*residual.shape),
+        address(batch.positions), address(batch.slot_mapping),
     )  # fmt: skip
 
 
-def layer_constants(layer: Layer, cache: KVCacheLayer) -> np.ndarray:
-    """Addresses and sizes for ``norm_qkv_rope_store``, which hold as long as the arguments live.
-
-    Arrays cost a call from Python about 0.1 µs each, which is a tenth of this phase in a small model.
-    """
-    constants = np.zeros(_NUM_CONSTANTS, dtype=np.int64)
-    table = layer.attention.rope
-    assert table is not None
-    constants[_COS], constants[_SIN] = address(table.cos), address(table.sin)
-    constants[_K], constants[_V] = address(cache.k), address(cache.v)
-    constants[_H] = layer.attention.num_heads
-    constants[[_KV, _BLOCK_SIZE, _D]] = cache.k.shape[1:]
-    constants[_IS_F16] = cast(np.ndarray, cache.k).itemsize == 2
-    constants[_Q_NORM], constants[_K_NORM] = _weight_address(layer.q_norm), _weight_address(layer.k_norm)
-    constants[_NORM_WEIGHT], constants[_BIAS] = _weight_address(layer.attn_norm), address(layer.qkv_bias)
-    return constants
-
-
-def _weight_address(norm: Norm | None) -> int:
+def _weight(norm: Norm | None) -> int:
     return 0 if norm is None else address(norm.weight)
 
 
-@launcher
+@Command
 def norm_qkv_rope_store(
-    team: np.ndarray, norm_kernel: int, rope_store: int, table: np.ndarray, constants: np.ndarray, qkv: np.ndarray,
-    normed: np.ndarray, residual: np.ndarray, eps: float, positions: np.ndarray, slot_mapping: np.ndarray,
-    prepared: int,
+    team: np.ndarray, norm_kernel: int, rope_store: int,
+    table: int, num_segments: int, norm_weight: int, eps: float, bias: int,
+    q_norm: int, k_norm: int, cos: int, sin: int,
+    num_heads: int, k: int, v: int, num_kv_heads: int, block_size: int, d: int, element_bytes: int,
+    qkv: int, normed: int, residual: int, num_tokens: int, hidden: int, prepared: int,
+    positions: int, slots: int,
 ) -> None:  # fmt: skip
-    r, hidden = residual.shape
-    norm(
-        team, norm_kernel, normed.ctypes.data, residual.ctypes.data, constants[_NORM_WEIGHT], hidden, r, eps,
-        x_forms(table), prepared,
-    )  # fmt: skip
-    multiply(team, table, qkv.ctypes.data, qkv.shape[1], normed.ctypes.data, prepared, hidden, r, constants[_BIAS], 0)
-    for i in range(_NUM_CONSTANTS):
-        team[ARGS + i] = constants[i]
-    team[ARGS + _QKV] = qkv.ctypes.data
-    team[ARGS + _ROW] = qkv.shape[1]
-    team[ARGS + _POSITIONS] = positions.ctypes.data
-    team[ARGS + _SLOTS] = slot_mapping.ctypes.data
+    segments = segment_table(table, num_segments)
+    row = (num_heads + 2 * num_kv_heads) * d
+    norm(team, norm_kernel, normed, residual, norm_weight, hidden, num_tokens, eps, x_forms(segments), prepared)
+    multiply(team, segments, qkv, row, normed, prepared, hidden, num_tokens, bias, 0)
+    team[ARGS + _COS] = cos
+    team[ARGS + _SIN] = sin
+    team[ARGS + _K] = k
+    team[ARGS + _V] = v
+    team[ARGS + _H] = num_heads
+    team[ARGS + _KV] = num_kv_heads
+    team[ARGS + _D] = d
+    team[ARGS + _BLOCK_SIZE] = block_size
+    team[ARGS + _IS_F16] = element_bytes == 2
+    team[ARGS + _Q_NORM] = q_norm
+    team[ARGS + _K_NORM] = k_norm
+    team[ARGS + _QKV] = qkv
+    team[ARGS + _ROW] = row
+    team[ARGS + _POSITIONS] = positions
+    team[ARGS + _SLOTS] = slots
     store_f64(team.ctypes.data, ARGS + _EPS, eps)
-    run(team, rope_store, r, 1 + 8192 // qkv.shape[1])
+    run(team, rope_store, num_tokens, 1 + 8192 // row)
 
 
 @functools.cache

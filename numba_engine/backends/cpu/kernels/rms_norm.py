@@ -15,7 +15,9 @@ from numba import types
 from numba.core import cgutils
 
 from numba_engine.backends.arrays import Array, Norm
-from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import LANES, Emitter, emit, f32, load_f64, load_i64, store_f64, vf32
 from numba_engine.backends.cpu.kernels.quantize_rows import prepare_row
 from numba_engine.backends.cpu.thread_team import ARGS, run
@@ -27,12 +29,13 @@ _OUT, _X, _WEIGHT, _N, _EPS, _PREPARED, _FORMS, _R = range(8)
 
 
 def launch(backend: CpuBackend, out: Array, x: Array, norm: Norm) -> None:
-    rms_norm(backend.team, rms_norm_kernel(), out, x, norm.weight, norm.eps)
+    rows, n = x.shape
+    backend.call(rms_norm, rms_norm_kernel(), address(out), address(x), address(norm.weight), n, rows, norm.eps)
 
 
-@launcher
-def rms_norm(team: np.ndarray, kernel: int, out: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float) -> None:
-    norm(team, kernel, out.ctypes.data, x.ctypes.data, weight.ctypes.data, x.shape[1], x.shape[0], eps, 0, 0)
+@Command
+def rms_norm(team: np.ndarray, kernel: int, out: int, x: int, weight: int, n: int, num_rows: int, eps: float) -> None:
+    norm(team, kernel, out, x, weight, n, num_rows, eps, 0, 0)
 
 
 @inner

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import load_f32, load_i32, load_i64, store_f32
 from numba_engine.backends.cpu.thread_team import ARGS, run
 from numba_engine.backends.layers import Attention
@@ -26,22 +28,23 @@ _QKV, _ROW, _POSITIONS, _COS, _SIN, _HEADS, _D = range(7)
 def launch(backend: CpuBackend, qkv: Array, positions: Array, shape: Attention) -> None:
     assert shape.rope is not None
     heads = shape.num_heads + shape.num_kv_heads
-    rope(backend.team, rope_kernel(), qkv, positions, shape.rope.cos, shape.rope.sin, heads)
+    tables = address(shape.rope.cos), address(shape.rope.sin)
+    backend.call(rope, rope_kernel(), address(qkv), *qkv.shape, address(positions), *tables, heads, shape.head_dim)
 
 
-@launcher
+@Command
 def rope(
-    team: np.ndarray, kernel: int, qkv: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray,
-    num_rotated_heads: int,
+    team: np.ndarray, kernel: int, qkv: int, num_tokens: int, row: int, positions: int, cos: int, sin: int,
+    num_rotated_heads: int, d: int,
 ) -> None:  # fmt: skip
-    team[ARGS + _QKV] = qkv.ctypes.data
-    team[ARGS + _ROW] = qkv.shape[1]
-    team[ARGS + _POSITIONS] = positions.ctypes.data
-    team[ARGS + _COS] = cos.ctypes.data
-    team[ARGS + _SIN] = sin.ctypes.data
+    team[ARGS + _QKV] = qkv
+    team[ARGS + _ROW] = row
+    team[ARGS + _POSITIONS] = positions
+    team[ARGS + _COS] = cos
+    team[ARGS + _SIN] = sin
     team[ARGS + _HEADS] = num_rotated_heads
-    team[ARGS + _D] = 2 * cos.shape[1]
-    run(team, kernel, qkv.shape[0], 1 + 8192 // qkv.shape[1])
+    team[ARGS + _D] = d
+    run(team, kernel, num_tokens, 1 + 8192 // row)
 
 
 @functools.cache

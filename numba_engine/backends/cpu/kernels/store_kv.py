@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array, KVCacheLayer
-from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.addresses import address
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import load_f32, load_i32, load_i64, store_f16, store_f32
 from numba_engine.backends.cpu.thread_team import ARGS, run
 from numba_engine.backends.layers import Attention
@@ -24,23 +26,27 @@ _K, _V, _QKV, _ROW, _SLOTS, _KV, _BLOCK_SIZE, _D, _IS_F16 = range(9)
 
 
 def launch(backend: CpuBackend, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: Attention) -> None:
-    store_kv(backend.team, store_kv_kernel(), *backend.cache_words(cache), qkv, slot_mapping)
+    backend.call(
+        store_kv, store_kv_kernel(), address(cache.k), address(cache.v), *cache.k.shape[1:], cache.k.dtype.itemsize,
+        address(qkv), *qkv.shape, address(slot_mapping),
+    )  # fmt: skip
 
 
-@launcher
+@Command
 def store_kv(
-    team: np.ndarray, kernel: int, k: np.ndarray, v: np.ndarray, qkv: np.ndarray, slot_mapping: np.ndarray
-) -> None:
-    team[ARGS + _K] = k.ctypes.data
-    team[ARGS + _V] = v.ctypes.data
-    team[ARGS + _QKV] = qkv.ctypes.data
-    team[ARGS + _ROW] = qkv.shape[1]
-    team[ARGS + _SLOTS] = slot_mapping.ctypes.data
-    team[ARGS + _KV] = k.shape[1]
-    team[ARGS + _BLOCK_SIZE] = k.shape[2]
-    team[ARGS + _D] = k.shape[3]
-    team[ARGS + _IS_F16] = 1 if k.itemsize == 2 else 0
-    run(team, kernel, qkv.shape[0], 1 + 8192 // qkv.shape[1])
+    team: np.ndarray, kernel: int, k: int, v: int, num_kv_heads: int, block_size: int, d: int, element_bytes: int,
+    qkv: int, num_tokens: int, row: int, slots: int,
+) -> None:  # fmt: skip
+    team[ARGS + _K] = k
+    team[ARGS + _V] = v
+    team[ARGS + _KV] = num_kv_heads
+    team[ARGS + _BLOCK_SIZE] = block_size
+    team[ARGS + _D] = d
+    team[ARGS + _IS_F16] = element_bytes == 2
+    team[ARGS + _QKV] = qkv
+    team[ARGS + _ROW] = row
+    team[ARGS + _SLOTS] = slots
+    run(team, kernel, num_tokens, 1 + 8192 // row)
 
 
 @functools.cache
@@ -67,7 +73,9 @@ def store_kv_kernel() -> int:
 
 @inner
 def store_heads(k: int, v: int, heads: int, slot: int, num_kv_heads: int, d: int, block_size: int, is_f16: int) -> None:
-    """``heads`` is the address of the token's k heads, its v heads behind them."""
+    """``heads`` is the address of the token's k heads, its v heads behind them. Padding has a slot below 0."""
+    if slot < 0:
+        return
     block, offset = slot // block_size, slot % block_size
     for head in range(2 * num_kv_heads):
         kv_head = head % num_kv_heads
