@@ -91,7 +91,8 @@ class LLM:
             QueueFullError: if ``max_num_seqs`` requests run and ``max_waiting`` wait already.
         """
         if not isinstance(prompt, ValidRequest):
-            prompt = self.validate(prompt, params or self.default_sampling)
+            prompt, params = self.validate(prompt, params or self.default_sampling), None
+        assert params is None, "a ValidRequest has its own"
         self.engine.add_request(request_id, prompt)
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -143,8 +144,10 @@ class LLM:
         self.engine.record_graphs()
         self.synchronize()
         self.engine.observer = _WithoutFusion(self.engine.backend)  # those ops have kernels of their own
-        self.generate(prompts, [greedy, sampled])
-        self.engine.observer = None
+        try:
+            self.generate(prompts, [greedy, sampled])
+        finally:
+            self.engine.observer = None
         self.engine.reset_counters()
 
     def generate(
