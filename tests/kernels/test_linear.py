@@ -8,19 +8,35 @@ import numpy as np
 import pytest
 
 from numba_engine.backends.cpu.backend import CpuBackend
-from numba_engine.backends.cpu.packing import QUANT_BYTES
 from numba_engine.config import ActivationDtype
-from numba_engine.formats import BF16, F16, FORMATS, Q4_0, Q4_1, Q8_0, Format, StoredTensor, dequantize, quantize
+from numba_engine.formats import (
+    BF16,
+    F16,
+    FORMATS,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q6_K,
+    Q8_0,
+    Format,
+    StoredTensor,
+    dequantize,
+    quantize,
+)
+from numba_engine.formats.blocks import pack
+from numba_engine.formats.descriptor import Parts
 from tests.kernels.conftest import MakeBackend, instruction_sets
 from tests.reference import ops as reference
 
-ALL = [f for f in FORMATS.values() if not f.is_quantized or f in QUANT_BYTES]
+ALL = list(FORMATS.values())
 QUANTIZED = [f for f in ALL if f.is_quantized]
 SHAPES = [(1, 32), (7, 96), (33, 576), (192, 1536)]  # out_features, in_features
 FLOAT_SHAPES = [(1, 1), (7, 33), (17, 258), (192, 576)]
 
 
 def matrix(rng: np.random.Generator, format: Format, rows: int, columns: int) -> StoredTensor:
+    """``columns``: at least as many, whole blocks."""
+    columns = -(-columns // format.block_size) * format.block_size
     return quantize("w", rng.standard_normal((rows, columns), dtype=np.float32), format)
 
 
@@ -49,7 +65,7 @@ def test_equals_the_reference(
         weight = dequantize(tensor)
         bias = rng.standard_normal(rows, dtype=np.float32)
         for num_tokens in (1, 7, 33):
-            x = rng.standard_normal((num_tokens, columns), dtype=np.float32)
+            x = rng.standard_normal((num_tokens, weight.shape[1]), dtype=np.float32)
             seen = dequantize(quantize("x", x, BF16)) if bf16 else x
             expected = reference.linear_int8(x, weight, bias) if int8 else reference.linear(seen, weight, bias)
             assert_close(run(backend, tensor, x, bias), expected, x, weight)
@@ -71,7 +87,7 @@ def test_a_row_is_the_same_bits_in_any_company_and_on_any_threads(
     make_backend: MakeBackend, rng: np.random.Generator, format: Format, activation_dtype: ActivationDtype
 ) -> None:
     tensor = matrix(rng, format, 257, 96)
-    x = rng.standard_normal((64, 96), dtype=np.float32)
+    x = rng.standard_normal((64, tensor.shape[1]), dtype=np.float32)
     alone = np.concatenate([run(make_backend(activation_dtype, num_threads=1), tensor, row[None]) for row in x])
     for chunk in (2, 3, 7, 64):
         together = np.concatenate(
@@ -86,7 +102,7 @@ def test_every_instruction_set_gives_the_same_bits(
     make_backend: MakeBackend, rng: np.random.Generator, format: Format, isa: str
 ) -> None:
     tensor = matrix(rng, format, 40, 160)
-    x = rng.standard_normal((15, 160), dtype=np.float32)
+    x = rng.standard_normal((15, tensor.shape[1]), dtype=np.float32)
     assert np.array_equal(run(make_backend(isa=isa), tensor, x), run(make_backend(), tensor, x))
 
 
@@ -102,7 +118,8 @@ def test_extreme_integers_do_not_saturate(make_backend: MakeBackend, isa: str) -
 
 def test_zero_activations_give_zero(backend: CpuBackend, rng: np.random.Generator) -> None:
     for format in ALL:
-        out = run(backend, matrix(rng, format, 20, 64), np.zeros((3, 64), dtype=np.float32))
+        tensor = matrix(rng, format, 20, 64)
+        out = run(backend, tensor, np.zeros((3, tensor.shape[1]), dtype=np.float32))
         assert np.array_equal(out, np.zeros((3, 20)))
 
 
@@ -156,8 +173,10 @@ def test_linear_add_adds(backend: CpuBackend, rng: np.random.Generator) -> None:
 
 def test_weights_take_the_bytes_of_their_file(backend: CpuBackend, rng: np.random.Generator) -> None:
     for format in ALL:
-        tensor = matrix(rng, format, 192, 576)
-        assert backend.load_weight("w", [tensor]).nbytes == tensor.nbytes
+        tensor = matrix(rng, format, 192, 768)
+        # The 6 bits of each of Q4_K's fine scales and minima take a byte.
+        padded = 16 - 12 if format is Q4_K else 0
+        assert backend.load_weight("w", [tensor]).nbytes == tensor.nbytes + tensor.nbytes // format.block_bytes * padded
 
 
 def test_nothing_is_written_outside_the_output(backend: CpuBackend, rng: np.random.Generator) -> None:
@@ -166,3 +185,16 @@ def test_nothing_is_written_outside_the_output(backend: CpuBackend, rng: np.rand
                    backend.load_weight("w", [matrix(rng, Q4_1, 7, 32)]))  # fmt: skip
     assert np.array_equal(memory[[0, 1, 4, 5]], np.full((4, 7), 5.0))
     assert not (memory[2:4] == 5.0).any()
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_extreme_scales_of_runs_do_not_overflow(make_backend: MakeBackend, isa: str) -> None:
+    """Codes, fine scales and activations of Q6_K as large as they can be, of either sign."""
+    for code, fine in ((0, -128), (0, 127), (63, -128), (63, 127)):
+        scale = np.ones((16, 1), np.float32)
+        blocks = pack(Q6_K, Parts(np.full((16, 256), code), scale, np.full((16, 16), fine)))
+        tensor = StoredTensor("w", Q6_K, (16, 256), blocks)
+        x = np.full((1, 256), 127 * 256, dtype=np.float32)
+        out = run(make_backend(isa=isa), tensor, x)
+        np.testing.assert_allclose(out, np.full((1, 16), (code - 32) * fine * 256 * 127.0 * 256), rtol=1e-6)
+        assert np.array_equal(run(make_backend(isa=isa), tensor, -x), -out)

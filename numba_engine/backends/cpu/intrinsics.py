@@ -231,6 +231,27 @@ class Emitter:
             acc = b.add(acc, b.mul(w, y))
         return acc
 
+    def lookup(self, table: tuple[int, ...], indices: ir.Value) -> ir.Value:
+        """table[i] for each of 64 bytes i; a table of up to 16 bytes."""
+        b = self.b
+        row = [*table, *[0] * (16 - len(table))]
+        if self.isa in ("avx512vnni", "avx512bf16"):
+            return self.call("llvm.x86.avx512.pshuf.b.512", vi8x64, ir.Constant(vi8x64, row * 4), indices)
+        if self.isa in ("avx2", "avxvnni"):
+            half = ir.VectorType(i8, 32)
+            rows = ir.Constant(half, row * 2)
+            looked_up = self._by_halves(
+                lambda i: b.bitcast(
+                    self.call("llvm.x86.avx2.pshuf.b", half, rows, b.bitcast(i, half)), ir.VectorType(i32, 8)
+                ),
+                b.bitcast(indices, vi32),
+            )
+            return b.bitcast(looked_up, vi8x64)
+        value = self.const(vi8x64, table[0])
+        for i, entry in enumerate(table[1:], start=1):
+            value = b.select(b.icmp_signed("==", indices, self.const(vi8x64, i)), self.const(vi8x64, entry), value)
+        return value
+
     def dot2(self, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
         """acc [16 f32] + in each lane the products of its two bf16 (i32), the odd one first, each by fma."""
         b = self.b
@@ -347,6 +368,7 @@ load_i64 = _loader("load_i64", types.int64, i64, 8)
 load_f64 = _loader("load_f64", types.float64, f64, 8)
 load_i32 = _loader("load_i32", types.int32, i32, 4)
 load_f32 = _loader("load_f32", types.float32, f32, 4)
+load_i8 = _loader("load_i8", types.int8, i8, 1)
 load_u8 = _loader("load_u8", types.uint8, i8, 1)
 load_u16 = _loader("load_u16", types.uint16, i16, 2)
 

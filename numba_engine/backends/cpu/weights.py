@@ -1,4 +1,4 @@
-"""Loading matrices into the layout of packing.py, in memory that suits streaming."""
+"""Loading matrices into the layout of layout.py, in memory that suits streaming."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numba_engine.backends.arrays import Segment, Weight
 from numba_engine.backends.cpu.intrinsics import InstructionSet
 from numba_engine.backends.cpu.kernels.linear import NEXT, NEXT_BYTES, TABLE_FIELDS, WEIGHTS, linear_kernel
 from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8
-from numba_engine.backends.cpu.packing import QUANT_BYTES, GroupLayout, num_groups, pack
-from numba_engine.errors import BackendUnavailableError
+from numba_engine.backends.cpu.layout import GroupLayout, num_groups
+from numba_engine.backends.cpu.packing import pack
 from numba_engine.formats import Format, StoredTensor
 
 _HUGE_PAGE_BYTES = 1 << 21
@@ -40,9 +40,6 @@ def load_weight(
     """Stack matrices of equal in_features by rows; neighbours of one format share a segment where groups allow it."""
     in_features = tensors[0].shape[1]
     assert all(t.shape[1] == in_features for t in tensors)
-    for tensor in tensors:
-        if tensor.format.is_quantized and tensor.format not in QUANT_BYTES:
-            raise BackendUnavailableError(f"{tensor.name} is stored as {tensor.format}, which backend cpu does not run")
     segments: list[Segment] = []
     table = []
     first_row = 0

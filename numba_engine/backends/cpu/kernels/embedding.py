@@ -1,25 +1,26 @@
-"""embedding: out [T, hidden] = table[token_ids [T]], dequantised as ``storage.dequantize`` does.
+"""embedding: out [T, hidden] = table[token_ids [T]], dequantised as ``formats.dequantize`` does.
 
-The table has the layout of packing.py, so that a tied LM head streams the same memory: a row is one lane of its group.
+The table has the layout of layout.py, so that a tied LM head streams the same memory: a row is one lane of its group.
 Bytes moved: a row of the table (in pieces of 2 or 4 bytes, one per cache line: 16 times that) and 4 hidden a token.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Weight
 from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
-from numba_engine.backends.cpu.compilation import kernel_address
+from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
     bits_f32,
     load_f16,
     load_f32,
+    load_i8,
     load_i32,
     load_i64,
     load_u8,
@@ -34,9 +35,9 @@ from numba_engine.backends.cpu.kernels.linear import (
     TABLE_FIELDS,
     WEIGHTS,
 )
-from numba_engine.backends.cpu.packing import NUM_SCALES, QUANT_BYTES
+from numba_engine.backends.cpu.layout import CHUNK, block_layout
 from numba_engine.backends.cpu.thread_team import ARGS, run
-from numba_engine.formats import F16, F32, Q4_0, Q4_1, Q8_0, Format
+from numba_engine.formats import Format
 
 if TYPE_CHECKING:
     from numba_engine.backends.cpu.backend import CpuBackend
@@ -70,45 +71,73 @@ def embedding(
 @functools.cache
 def embedding_kernel(format: Format) -> int:
     """Address of the kernel for a table of this format."""
-    is_f32, is_f16, is_q8_0, is_q4_1 = (format is f for f in (F32, F16, Q8_0, Q4_1))
-    is_quantized = format.is_quantized
-    quant_bytes, num_scales = QUANT_BYTES.get(format, 0), NUM_SCALES.get(format, 0)
-    zero_point = np.float32(8 if format is Q4_0 else 0)
+    write_row = _quantized_row(format) if format.is_quantized else _float_row(format)
 
     def embedding_rows(begin: int, end: int, args: int) -> None:
         hidden = load_i64(args, _HIDDEN)
         for t in range(begin, end):
             row = np.int64(load_i32(load_i64(args, _TOKEN_IDS), t)) - load_i64(args, _FIRST_ROW)
-            if row < 0 or row >= load_i64(args, _NUM_ROWS):
-                continue
-            lane = row % LANES
-            group = load_i64(args, _WEIGHTS) + row // LANES * load_i64(args, _GROUP_BYTES)
-            out = load_i64(args, _OUT) + t * hidden * 4
-            if is_quantized:
-                quants = group + load_i64(args, _SCALE_BYTES)
-                for block in range(hidden // 32):
-                    d = load_f16(group, block * num_scales * LANES + lane)
-                    m = load_f16(group, (block * 2 + 1) * LANES + lane) if is_q4_1 else np.float32(0)
-                    for k in range(quant_bytes):
-                        byte = load_u8(quants, (block * quant_bytes // 4 + k // 4) * 64 + lane * 4 + k % 4)
-                        if is_q8_0:
-                            store_f32(out, block * 32 + k, d * (np.float32(byte) - np.float32(128)))
-                        else:
-                            low = d * (np.float32(byte & 15) - zero_point)
-                            high = d * (np.float32(byte >> 4) - zero_point)
-                            if is_q4_1:
-                                low += m
-                                high += m
-                            store_f32(out, block * 32 + k, low)
-                            store_f32(out, block * 32 + k + 16, high)
-            else:
-                for k in range(hidden):
-                    if is_f32:
-                        value = load_f32(group, k * LANES + lane)
-                    elif is_f16:
-                        value = load_f16(group, k * LANES + lane)
-                    else:
-                        value = bits_f32(np.int64(load_u16(group, (k // 2 * LANES + lane) * 2 + k % 2)) << 16)
-                    store_f32(out, k, value)
+            if 0 <= row < load_i64(args, _NUM_ROWS):
+                group = load_i64(args, _WEIGHTS) + row // LANES * load_i64(args, _GROUP_BYTES)
+                out = load_i64(args, _OUT) + t * hidden * 4
+                write_row(out, group, group + load_i64(args, _SCALE_BYTES), row % LANES, hidden)
 
     return kernel_address(embedding_rows, "void(int64, int64, int64)", format.name)
+
+
+def _float_row(format: Format) -> Any:
+    float_type = format.float_type
+
+    @inner
+    def write(out: int, group: int, stream: int, lane: int, hidden: int) -> None:
+        for k in range(hidden):
+            if float_type == "f32":
+                value = load_f32(group, k * LANES + lane)
+            elif float_type == "f16":
+                value = load_f16(group, k * LANES + lane)
+            else:
+                value = bits_f32(np.int64(load_u16(group, (k // 2 * LANES + lane) * 2 + k % 2)) << 16)
+            store_f32(out, k, value)
+
+    return write
+
+
+def _quantized_row(format: Format) -> Any:
+    layout = block_layout(format)
+    assert format.scales
+    block_size, block_bytes, num_coarse = format.block_size, layout.block_bytes, layout.coarse
+    fine_scales, fine_minima, has_minima = layout.fine_scales, layout.fine_minima, format.minima is not None
+    fine_bytes, fine_chunk_bytes, chunk_bytes = layout.fine_bytes, layout.fine_chunk_bytes, layout.chunk_bytes
+    planes = layout.planes
+    table = np.array(layout.table or range(256), dtype=np.float32) - np.float32(layout.zero)
+    scale_sign = np.float32(format.scales.sign)
+    minimum_sign = np.float32(format.minima.sign if format.minima else 1)
+
+    @inner
+    def write(out: int, group: int, stream: int, lane: int, hidden: int) -> None:
+        for block in range(hidden // block_size):
+            d = scale_sign * load_f16(group, block * num_coarse * LANES + lane)
+            dmin = minimum_sign * load_f16(group, (block * num_coarse + 1) * LANES + lane) if has_minima else d
+            of_block = stream + block * block_bytes
+            for i in range(block_size):
+                chunk, k = i // CHUNK, i % CHUNK
+                fine = of_block + chunk * fine_chunk_bytes + lane
+                scale = d
+                if fine_scales:
+                    scale *= np.float32(load_i8(fine, k * fine_scales // CHUNK * LANES))
+                address = of_block + fine_bytes + chunk * chunk_bytes + lane * 4 + k % 4
+                quarter, code, low = k // 4, np.int64(0), 0
+                for plane in planes:
+                    byte = np.int64(load_u8(address, quarter % plane * 64))
+                    code |= ((byte >> quarter // plane * plane) & ((1 << plane) - 1)) << low
+                    address += 64 * plane
+                    low += plane
+                value = scale * table[code]
+                if has_minima:
+                    minimum = dmin
+                    if fine_minima:
+                        minimum *= np.float32(load_i8(fine, (fine_scales + k * fine_minima // CHUNK) * LANES))
+                    value += minimum
+                store_f32(out, block * block_size + i, value)
+
+    return write

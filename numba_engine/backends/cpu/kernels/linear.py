@@ -1,13 +1,10 @@
 """linear: out [R, out_features] = x [R, in_features] @ weight.T (+ bias) (+ out).
 
-Weights come in groups of 16 rows, one row a lane (see packing.py). Of few rows of x, one piece of work is some groups
+Weights come in groups of 16 rows, one row a lane (see layout.py). Of few rows of x, one piece of work is some groups
 times all of them, in tiles of up to 8 rows per pass over a group: read from memory once, later passes find it in L1.
 Of a prompt it is two groups times a block of x, in an order that keeps both in L2 (``prompt_tile``).
 
-Quantised weights, quantised activations (q_x = 256 high + low, see quantize_rows.py): per block of 32 an exact int32
-dot, weights as unsigned bytes, their zero point put right by starting at -zero * sum(q_x); then, block after block,
-
-    acc = fma(d_w, float(dot) * d_x, acc);   Q4_1 also: acc = fma(m_w, d_x * sum(q_x), acc)
+Quantised weights: see quantized_dots.py.
 
 BF16 weights, activations rounded to bf16: pair k of values goes by fma, the odd value first, to accumulator k mod 2 (a
 tail of pairs mod 4 to the first), and the result is their sum. The products are exact, so vdpbf16ps and two fma give
@@ -47,7 +44,6 @@ from numba_engine.backends.cpu.intrinsics import (
     store_i64,
     vf16,
     vf32,
-    vi8x64,
     vi32,
 )
 from numba_engine.backends.cpu.kernels.quantize_rows import (
@@ -59,14 +55,12 @@ from numba_engine.backends.cpu.kernels.quantize_rows import (
     x_place,
     x_stride,
 )
-from numba_engine.backends.cpu.packing import NUM_SCALES, QUANT_BYTES
+from numba_engine.backends.cpu.kernels.quantized_dots import Sums, accumulators, dequantized_dots, int8_dots
 from numba_engine.backends.cpu.thread_team import ARGS, NUM_THREADS, announce, run
-from numba_engine.formats import Q4_0, Q4_1, Q8_0, Format
+from numba_engine.formats import Format
 
 if TYPE_CHECKING:
     from numba_engine.backends.cpu.backend import CpuBackend
-
-ZERO_POINT = {Q8_0: 128, Q4_0: 8, Q4_1: 0}
 
 # Arguments of a job.
 _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _IN_FEATURES, _NUM_ROWS = 0, 1, 2, 3, 4
@@ -310,9 +304,9 @@ def _tile(format: Format, x_form: int, isa: InstructionSet, rows: int, groups: i
         if x_form == BF16:
             sums = _bf16_dots(e, ws, in_features, xs)
         elif x_form == INT8:
-            sums = _int8_dots(e, format, ws, scale_bytes, in_features, xs)
+            sums = int8_dots(e, format, ws, scale_bytes, in_features, xs, _PREFETCH_BYTES)
         elif format.is_quantized:
-            sums = _dequantized_dots(e, format, ws, scale_bytes, in_features, xs)
+            sums = dequantized_dots(e, format, ws, scale_bytes, in_features, xs)
         else:
             sums = _float_dots(e, format, ws, in_features, xs)
         for g, of_group in enumerate(sums):
@@ -333,122 +327,16 @@ def _tile(format: Format, x_form: int, isa: InstructionSet, rows: int, groups: i
     return emit(f"tile_{format.name}_{rows}x{groups}", types.void, 11, body)
 
 
-Sums = list[list[ir.Value]]
-"""One vector of 16 results for each group and row of x."""
-
-
-def _accumulators(e: Emitter, count: int) -> list[ir.Value]:
-    places = []
-    for _ in range(count):
-        place = cgutils.alloca_once(e.b, vf32)
-        e.b.store(ir.Constant(vf32, None), place)
-        places.append(place)
-    return places
-
-
-def _int8_dots(
-    e: Emitter,
-    format: Format,
-    weights: list[ir.Value],
-    scale_bytes: ir.Value,
-    in_features: ir.Value,
-    xs: list[ir.Value],
-) -> Sums:
-    b = e.b
-    blocks = b.lshr(in_features, e.integer(5))
-    accumulators = [_accumulators(e, len(xs)) for _ in weights]
-    block_bytes = QUANT_BYTES[format] * LANES
-    stream_bytes = block_bytes + NUM_SCALES[format] * 2 * LANES
-    with e.loop(blocks) as block:
-        scales = [_scales(e, format, w, block) for w in weights]
-        values = []
-        for w in weights:
-            quants = e.at(e.at(w, scale_bytes), block, block_bytes)
-            if len(weights) == 1:
-                # By share of the group, so that its scales are asked for too.
-                e.prefetch(e.at(e.at(w, _PREFETCH_BYTES), block, stream_bytes), stream_bytes)
-            values.append(_unsigned_bytes(e, format, quants))
-        for t, x in enumerate(xs):
-            x_scale = e.at(e.at(x, in_features, 2), block, 4)
-            x_sum = e.at(x_scale, blocks, 4)
-            x_scaled_sum = e.at(x_sum, blocks, 4)
-            high_plane = e.at(x, block, 32)
-            low_plane = b.add(high_plane, in_features)
-            highs: list[ir.Value] = [ir.Constant(vi32, None) for _ in weights]
-            lows = highs
-            if zero := ZERO_POINT[format]:
-                lows = [e.splat(b.mul(e.load(x_sum, i32, 4), e.integer(-zero, i32)))] * len(weights)
-            for k in range(8):
-                high, low = (
-                    b.bitcast(e.splat(e.load(e.at(plane, 4 * k), i32, 4)), vi8x64) for plane in (high_plane, low_plane)
-                )
-                highs = [e.dot4(total, value[k], high) for total, value in zip(highs, values, strict=True)]
-                lows = [e.dot4(total, value[k], low) for total, value in zip(lows, values, strict=True)]
-            for (d, m), high, low, places in zip(scales, highs, lows, accumulators, strict=True):
-                dot = b.add(b.shl(high, e.const(vi32, 8)), low)
-                scaled = b.fmul(b.sitofp(dot, vf32), e.splat(e.load(x_scale, f32, 4)))
-                total = e.fma(d, scaled, b.load(places[t]))
-                if m is not None:
-                    total = e.fma(m, e.splat(e.load(x_scaled_sum, f32, 4)), total)
-                b.store(total, places[t])
-    return [[b.load(place) for place in places] for places in accumulators]
-
-
-def _scales(e: Emitter, format: Format, scales: ir.Value, block: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    if format is not Q4_1:
-        return e.b.fpext(e.load(e.at(scales, block, 2 * LANES), vf16, 32), vf32), None
-    both = e.at(scales, block, 4 * LANES)
-    d = e.b.fpext(e.load(both, vf16, 32), vf32)
-    return d, e.b.fpext(e.load(e.at(both, 2 * LANES), vf16, 32), vf32)
-
-
-def _unsigned_bytes(e: Emitter, format: Format, quants: ir.Value) -> list[ir.Value]:
-    """The block's 32 values of 16 rows as 8 vectors [16 rows][4] in the order of k."""
-    if format is Q8_0:
-        return [e.load(e.at(quants, 64 * i), vi8x64, 64) for i in range(8)]
-    packed = [e.load(e.at(quants, 64 * i), vi8x64, 64) for i in range(4)]
-    low = [e.b.and_(p, e.const(vi8x64, 15)) for p in packed]
-    return low + [e.b.lshr(p, e.const(vi8x64, 4)) for p in packed]
-
-
-def _dequantized_dots(
-    e: Emitter,
-    format: Format,
-    weights: list[ir.Value],
-    scale_bytes: ir.Value,
-    in_features: ir.Value,
-    xs: list[ir.Value],
-) -> Sums:
-    b = e.b
-    accumulators = [[_accumulators(e, 2) for _ in xs] for _ in weights]
-    with e.loop(b.lshr(in_features, e.integer(5))) as block:
-        for w, places in zip(weights, accumulators, strict=True):
-            d, m = _scales(e, format, w, block)
-            quants = e.at(e.at(w, scale_bytes), block, QUANT_BYTES[format] * LANES)
-            for k, quarter in enumerate(_unsigned_bytes(e, format, quants)):
-                words = b.bitcast(quarter, vi32)
-                for j in range(4):
-                    byte = b.and_(b.lshr(words, e.const(vi32, 8 * j)), e.const(vi32, 255))
-                    q = b.sitofp(b.sub(byte, e.const(vi32, ZERO_POINT[format])), vf32)
-                    value = b.fmul(d, q)
-                    if m is not None:
-                        value = b.fadd(value, m)
-                    for x, two in zip(xs, places, strict=True):
-                        element = e.load(e.at(e.at(x, block, 128), 4 * (4 * k + j)), f32, 4)
-                        b.store(e.fma(value, e.splat(element), b.load(two[j % 2])), two[j % 2])
-    return [[b.fadd(b.load(even), b.load(odd)) for even, odd in places] for places in accumulators]
-
-
 def _float_dots(e: Emitter, format: Format, weights: list[ir.Value], in_features: ir.Value, xs: list[ir.Value]) -> Sums:
     b = e.b
-    accumulators = [[_accumulators(e, 2) for _ in xs] for _ in weights]
+    totals = [[accumulators(e, 2) for _ in xs] for _ in weights]
     width = format.block_bytes * LANES
 
     def step(k: ir.Value, j: int, parity: int) -> None:
         values = [_widened(e, format, w, k, j) for w in weights]
         for t, x in enumerate(xs):
             element = e.splat(e.load(e.at(e.at(x, k, 4), 4 * j), f32, 4))
-            for value, places in zip(values, accumulators, strict=True):
+            for value, places in zip(values, totals, strict=True):
                 place = places[t][parity]
                 b.store(e.fma(value, element, b.load(place)), place)
 
@@ -461,19 +349,19 @@ def _float_dots(e: Emitter, format: Format, weights: list[ir.Value], in_features
             step(k, j, j % 2)
     with e.loop(b.and_(in_features, e.integer(3))) as tail:
         step(b.add(b.shl(quads, e.integer(2)), tail), 0, 0)
-    return [[b.fadd(b.load(even), b.load(odd)) for even, odd in places] for places in accumulators]
+    return [[b.fadd(b.load(even), b.load(odd)) for even, odd in places] for places in totals]
 
 
 def _bf16_dots(e: Emitter, weights: list[ir.Value], in_features: ir.Value, xs: list[ir.Value]) -> Sums:
     b = e.b
-    accumulators = [[_accumulators(e, 2) for _ in xs] for _ in weights]
+    totals = [[accumulators(e, 2) for _ in xs] for _ in weights]
     pair_bytes = 4 * LANES
 
     def step(pair: ir.Value, j: int) -> None:
         values = [e.load(e.at(e.at(w, pair, pair_bytes), j * pair_bytes), vi32, 64) for w in weights]
         for t, x in enumerate(xs):
             both = e.splat(e.load(e.at(e.at(x, pair, 4), 4 * j), i32, 4))
-            for value, places in zip(values, accumulators, strict=True):
+            for value, places in zip(values, totals, strict=True):
                 place = places[t][j % 2]
                 b.store(e.dot2(b.load(place), value, both), place)
 
@@ -487,7 +375,7 @@ def _bf16_dots(e: Emitter, weights: list[ir.Value], in_features: ir.Value, xs: l
             step(pair, j)
     with e.loop(b.and_(pairs, e.integer(3))) as tail:
         step(b.add(b.shl(quads, e.integer(2)), tail), 0)
-    return [[b.fadd(b.load(even), b.load(odd)) for even, odd in places] for places in accumulators]
+    return [[b.fadd(b.load(even), b.load(odd)) for even, odd in places] for places in totals]
 
 
 def _widened(e: Emitter, format: Format, weights: ir.Value, k: ir.Value, j: int) -> ir.Value:
