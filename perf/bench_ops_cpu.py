@@ -20,7 +20,8 @@ from numba_engine.backends.arrays import Batch, KVCacheLayer, Norm, RopeTable, W
 from numba_engine.backends.cpu.backend import CpuBackend
 from numba_engine.backends.layers import Attention, GatedMlp, Layer
 from numba_engine.config import EngineConfig
-from numba_engine.formats import F16, FORMATS, Q4_1, Q8_0, Format, StoredTensor
+from numba_engine.formats import FORMATS, Q8_0, Format, StoredTensor
+from perf.random_rows import random_rows
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 30, 9, 3, 64, 49152
 BLOCK_SIZE = 16
@@ -179,16 +180,8 @@ def random_layer(backend: CpuBackend, rng: np.random.Generator, format: Format) 
 
 
 def random_weight(backend: CpuBackend, rng: np.random.Generator, format: Format, rows: int, columns: int) -> Weight:
-    """Random quants with small scales, written without the detour over floats."""
-    data = rng.integers(0, 256, (rows, format.row_bytes(columns)), dtype=np.uint8)
-    if format.is_quantized:
-        blocks = data.reshape(rows, -1, format.block_bytes)
-        blocks[..., 1] = 0x14  # f16 around 1e-3
-        if format is Q4_1:
-            blocks[..., 3] = 0x94
-    else:
-        data.reshape(rows, columns, -1)[..., -1] = 0x3C if format is not F16 else 0x28
-    return backend.load_weight("random", [StoredTensor("random", format, (rows, columns), data)])
+    tensor = StoredTensor("random", format, (rows, columns), random_rows(rng, format, rows, columns))
+    return backend.load_weight("random", [tensor])
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.layers import Attention, Layer
 from numba_engine.config import EngineConfig
-from numba_engine.formats import F16, F32, Q4_0, Q4_1, Q8_0, Format, StoredTensor
+from numba_engine.formats import Format, StoredTensor
 from numba_engine.model.config import LayerConfig, ModelConfig, RopeParameters
 from numba_engine.model.tensors import Tensor
 from numba_engine.model.weights import ModelWeights, build_weights
 from numba_engine.profiling.observed_model import MODELS
+from perf.random_rows import random_rows
 
 CONFIGS = {
     "8b": MODELS["llama-3-8b"],
@@ -38,8 +39,6 @@ CONFIGS = {
         eos_token_ids=(),
     ),
 }
-_SCALES = {Q8_0: (2.7e-4,), Q4_0: (4.3e-3,), Q4_1: (4.3e-3, -7.5 * 4.3e-3)}
-_DRAWN_ROWS = 512
 
 
 def make_backend(dry_run: bool, *, fusion: bool = True, graph: bool = True) -> CudaBackend:
@@ -81,24 +80,6 @@ class _Random:
 def random_weight(backend: CudaBackend, rng: np.random.Generator, format: Format, rows: int, columns: int) -> Weight:
     tensor = StoredTensor("random", format, (rows, columns), random_rows(rng, format, rows, columns))
     return backend.load_weight("random", [tensor])
-
-
-def random_rows(rng: np.random.Generator, format: Format, rows: int, columns: int) -> np.ndarray:
-    """uint8 [rows, row_bytes] as a checkpoint stores them: root mean square about 0.02, mean 0."""
-    drawn = min(rows, _DRAWN_ROWS)
-    if format.is_quantized:
-        data = rng.integers(0, 256, (drawn, format.row_bytes(columns)), dtype=np.uint8)
-        scales = np.array(_SCALES[format], np.float16).view(np.uint8)
-        data.reshape(drawn, -1, format.block_bytes)[..., : scales.size] = scales
-    else:
-        values = rng.normal(0, 0.02, (drawn, columns)).astype(np.float32)
-        if format is F32:
-            data = values.view(np.uint8)
-        elif format is F16:
-            data = values.astype(np.float16).view(np.uint8)
-        else:
-            data = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    return np.resize(data, (rows, data.shape[1]))
 
 
 def _copied_layer(backend: CudaBackend, layer: Layer) -> Layer:

@@ -173,7 +173,7 @@ def test_linear_add_adds(backend: CpuBackend, rng: np.random.Generator) -> None:
 
 def test_weights_take_the_bytes_of_their_file(backend: CpuBackend, rng: np.random.Generator) -> None:
     for format in ALL:
-        tensor = matrix(rng, format, 192, 768)
+        tensor = matrix(rng, format, 192, 1024)
         # The 6 bits of each of Q4_K's fine scales and minima take a byte.
         padded = 16 - 12 if format is Q4_K else 0
         assert backend.load_weight("w", [tensor]).nbytes == tensor.nbytes + tensor.nbytes // format.block_bytes * padded

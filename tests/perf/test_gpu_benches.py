@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numba_engine.backends.cuda.kernels.packing import LAYOUTS
-from numba_engine.formats import BF16, F32, Q4_0, Format, StoredTensor, dequantize
+from numba_engine.formats import BF16, FORMATS, Q4_0, Format, StoredTensor, dequantize
 from perf import bench_decode, gpu_time
-from perf.random_model import CONFIGS, copied_weight, make_backend, random_model, random_rows, streamed_bytes
+from perf.random_model import CONFIGS, copied_weight, make_backend, random_model, streamed_bytes
+from perf.random_rows import random_rows
 
 SCRIPTS = ("bench_ops", "bench_decode", "compare_torch", "predict_kernels")
 
@@ -44,10 +44,10 @@ def test_decode_is_timed_on_the_executor(tmp_path: Path, monkeypatch: pytest.Mon
         assert result["share_of_read"] == pytest.approx(result["floor_ms"] / result["step_ms"])
 
 
-@pytest.mark.parametrize("format", [F32, *LAYOUTS], ids=lambda format: format.name)
+@pytest.mark.parametrize("format", list(FORMATS.values()), ids=repr)
 def test_random_weights_are_as_large_as_real_ones(format: Format) -> None:
     """Rows beyond those drawn repeat them."""
-    rows, columns = 600, 96
+    rows, columns = 600, 3 * max(32, format.block_size)
     data = random_rows(np.random.default_rng(0), format, rows, columns)
     values = dequantize(StoredTensor("w", format, (rows, columns), data))
     assert values.shape == (rows, columns)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from numba_engine.errors import ConfigError
-from numba_engine.formats import F32, Q4_0, Q4_1, Q8_0, Format
+from numba_engine.formats import F32, FORMATS, Format
 from numba_engine.profiling.hardware import (
     GIB,
     GPUS,
@@ -86,7 +86,7 @@ def test_the_link_depends_on_how_many_gpus_it_joins() -> None:
         gpu.link(9)
 
 
-@pytest.mark.parametrize("stored", [Q8_0, Q4_0, Q4_1, F32])
+@pytest.mark.parametrize("stored", [F32, *(format for format in FORMATS.values() if format.is_quantized)], ids=repr)
 def test_formats_take_the_bits_that_the_engine_s_own_do(stored: Format) -> None:
     name = {"F32": "fp32"}.get(stored.name, stored.name.lower())
     assert WEIGHT_FORMATS[name].nbytes(4096) == stored.row_bytes(4096)
