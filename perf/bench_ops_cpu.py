@@ -29,7 +29,8 @@ BLOCK_SIZE = 16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--format", choices=list(FORMATS), default="Q4_1")
+    fitting = [name for name, format in FORMATS.items() if HIDDEN % format.block_size == 0]
+    parser.add_argument("--format", choices=fitting, default="Q4_1")
     parser.add_argument("--tokens", type=int, default=1, help="tokens in the step (a chunk of one sequence)")
     parser.add_argument("--sequences", type=int, default=1, help="sequences of one token each, instead of a chunk")
     parser.add_argument("--context", type=int, default=128, help="tokens in the cache, new ones included")

@@ -15,7 +15,8 @@ def random_rows(rng: np.random.Generator, format: Format, rows: int, columns: in
     """uint8 [rows, row_bytes] as a checkpoint stores them: root mean square about 0.02, mean 0. Rows repeat."""
     drawn = min(rows, _DRAWN_ROWS)
     if format.is_quantized:
-        data = _random_blocks(rng, format, drawn * columns // format.block_size).reshape(drawn, -1)
+        blocks = drawn * format.row_bytes(columns) // format.block_bytes
+        data = _random_blocks(rng, format, blocks).reshape(drawn, -1)
     else:
         data = quantize("", rng.normal(0, _RMS, (drawn, columns)), format).data
     return np.resize(data, (rows, data.shape[1]))
