@@ -40,7 +40,9 @@ class ServiceConfig:
     max_in_flight: int = 1024
     """Calls the server holds at once: being tokenised, waiting, running, or being read; one more is refused."""
     max_message_bytes: int = 4 * 2**20
-    """Largest request taken, which bounds the prompt; larger ones get RESOURCE_EXHAUSTED."""
+    """Largest request taken; larger ones get RESOURCE_EXHAUSTED."""
+    max_text_bytes: int = 2**20
+    """Longest text (or conversation) that is tokenised, and four times the ids that are detokenised, in one call."""
     max_pending_bytes: int = 2**20
     """Output of one request that may wait for a slow client; one byte more ends the request."""
     stalled_client_s: float = 60.0
@@ -65,6 +67,7 @@ class ServiceConfig:
             raise StartupError("tls_cert and tls_key go together: give both or neither")
         require(1 <= self.max_in_flight <= 2**20, "max_in_flight", "1 to 1048576")
         require(2**10 <= self.max_message_bytes <= 2**30, "max_message_bytes", "1 KiB to 1 GiB")
+        require(2**10 <= self.max_text_bytes <= 2**30, "max_text_bytes", "1 KiB to 1 GiB")
         # Clients refuse messages above 4 MiB unless told otherwise, and pending output becomes one message.
         require(2**10 <= self.max_pending_bytes <= 3 * 2**20, "max_pending_bytes", "1 KiB to 3 MiB")
         require(0 < self.stalled_client_s <= 86400, "stalled_client_s", "seconds above 0, at most a day")
@@ -110,6 +113,13 @@ _SERVICE_OPTIONS = (
         show_default=True,
         metavar="N",
         help="Largest request taken.",
+    ),
+    click.option(
+        "--max-text-bytes",
+        default=_DEFAULT.max_text_bytes,
+        show_default=True,
+        metavar="N",
+        help="Longest text that one call may have tokenised.",
     ),
     click.option(
         "--max-pending-bytes",

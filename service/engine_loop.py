@@ -210,6 +210,11 @@ class EngineLoop:
         return self._session
 
     @property
+    def has_requests(self) -> bool:
+        """Of which the callers have not closed the stream."""
+        return bool(self._streams)
+
+    @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 

@@ -43,6 +43,14 @@ class ProfileBusyError(NumbaEngineError):
         super().__init__(f"the profile of request {request_id!r} is running, and there is one at a time")
 
 
+class TextsFullError(NumbaEngineError):
+    """Texts wait to be tokenised, and one more long one would be too much."""
+
+    def __init__(self, waiting_bytes: int, limit_bytes: int, retry_after_s: float) -> None:
+        super().__init__(f"{waiting_bytes} bytes of long texts wait to be tokenised, the limit is {limit_bytes}")
+        self.retry_after_s = max(retry_after_s, 0.1)
+
+
 class SlowClientError(NumbaEngineError):
     """The client reads so slowly, or so long not at all, that its request was ended."""
 

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,8 @@ async def _serve(config: ServiceConfig, load: Load) -> int:
     _on_signals(server)
     await server.start()
     code = await server.run_until_closed()
-    if not server.engine_has_ended:
-        # Its thread is in native code, which must not meet an interpreter that is being torn down.
+    if not server.threads_have_ended:
+        # They are in native code, which must not meet an interpreter that is being torn down.
         logging.shutdown()
         os._exit(code)
     return code
@@ -94,8 +94,9 @@ class Server:
             reflection.enable_server_reflection(names, self._grpc)
 
     @property
-    def engine_has_ended(self) -> bool:
-        return not self._engine.is_alive
+    def threads_have_ended(self) -> bool:
+        """The engine's has, and those for texts are idle."""
+        return not (self._engine.is_alive or self._servicer.texts_are_running)
 
     async def start(self) -> None:
         """Binds the address and begins to load; calls are answered from here on. Raises StartupError."""
@@ -134,26 +135,24 @@ class Server:
 
     async def _drain_and_close(self) -> None:
         self._status.draining = True
-        counters = self._servicer.counters
-        log(logging.INFO, "draining", in_flight=counters.in_flight, timeout_s=self._config.drain_timeout_s)
+        log(logging.INFO, "draining", in_flight=self._servicer.calls_in_flight, timeout_s=self._config.drain_timeout_s)
         self._engine.abort_watching_profile()
-        if not await self._idle_within(self._config.drain_timeout_s):
-            log(logging.WARNING, "drain timeout: aborting what runs", in_flight=counters.in_flight)
+        if not await self._within(self._config.drain_timeout_s, lambda: self._servicer.calls_in_flight == 0):
+            log(logging.WARNING, "drain timeout: aborting what runs", in_flight=self._servicer.calls_in_flight)
             self._engine.abort_all()
-            await self._idle_within(_ABORT_S)
+            await self._within(_ABORT_S, lambda: not self._engine.has_requests)
         await self._close()
 
-    async def _idle_within(self, timeout_s: float) -> bool:
+    async def _within(self, timeout_s: float, condition: Callable[[], bool]) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._servicer.idle()
-        return self._servicer.counters.in_flight == 0
+                await self._servicer.until(condition)
+        return condition()
 
     async def _close(self) -> None:
         self._status.closed = True
         self._engine.stop()
         await self._grpc.stop(_CLOSE_S)
-        self._servicer.close()
         await self._engine.join(_CLOSE_S if self._engine.is_loaded else 0.0)
         log(logging.INFO, "closed")
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -22,11 +21,12 @@ from service.engine_loop import EngineLoop
 from service.errors import EngineFailedError, SlowClientError, UnknownRequestError
 from service.status import ServerStatus
 from service.telemetry import Counters, RequestRecord, log
+from service.text_threads import TextThreads
 
 _Result = TypeVar("_Result")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
-_TEXT_THREADS = 2
+_MAX_WAITING_LONG_TEXTS = 8
 # A cancellation this close to the deadline is the deadline's: the client's clock may run ahead of ours by network time.
 _DEADLINE_TOLERANCE_S = 0.05
 _RETRY_WHEN_FULL_S = 1.0
@@ -42,23 +42,29 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         self._status = status
         self._config = config
         self._calls_in_flight = 0
-        self._request_ended = asyncio.Event()
-        # Checking and tokenising a long prompt takes seconds: not on the loop, and on few threads, because the engine
-        # wants the cores.
-        self._text_threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="text")
+        self._call_ended = asyncio.Event()
+        # Checking and tokenising a long prompt takes seconds.
+        self._text_threads = TextThreads(max_long_bytes=_MAX_WAITING_LONG_TEXTS * config.max_text_bytes)
 
-    async def idle(self) -> None:
-        """Returns when no request is in flight."""
-        while self.counters.in_flight:
-            self._request_ended.clear()
-            await self._request_ended.wait()
+    @property
+    def calls_in_flight(self) -> int:
+        """Of every method."""
+        return self._calls_in_flight
 
-    def close(self) -> None:
-        self._text_threads.shutdown(wait=False, cancel_futures=True)
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns when the condition holds, which is looked at after each call."""
+        while not condition():
+            self._call_ended.clear()
+            await self._call_ended.wait()
+
+    @property
+    def texts_are_running(self) -> bool:
+        """In a thread that nothing can interrupt."""
+        return self._text_threads.is_busy
 
     async def Generate(self, request: api.GenerateRequest, context: _Context) -> None:
         async with self._request("Generate", request, context) as record:
-            valid = await self._prepared(lambda: translate.prepared(self._engine.llm, request))
+            valid = await self._prepared(request, lambda: translate.prepared(self._engine.llm, request))
             stream = self._engine.submit(record.request_id, valid)
             try:
                 await stream.accepted()
@@ -74,7 +80,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         async with self._request("Profile", request, context) as record:
             llm, limits = self._engine.llm, self._engine.stats
             assert limits is not None, "they are there when the engine is loaded"
-            work = await self._prepared(lambda: translate_profile.prepared(llm, limits, request))
+            work = await self._prepared(request, lambda: translate_profile.prepared(llm, limits, request))
             stream = self._engine.submit_profile(record.request_id, work)
             try:
                 await stream.accepted()
@@ -91,17 +97,19 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
     ) -> api.EstimateThroughputResponse:
         async with self._answering(context, _new_id(), request):
             self._status.require_ready()
-            return await self._on_text_thread(lambda: translate_estimate.estimated(self._engine.session, request))
+            return await self._on_text_thread(
+                request, lambda: translate_estimate.estimated(self._engine.session, request)
+            )
 
     async def Tokenize(self, request: api.TokenizeRequest, context: _Context) -> api.TokenizeResponse:
         async with self._answering(context, _new_id(), request):
             self._status.require_ready()
-            return await self._on_text_thread(lambda: translate.tokenized(self._engine.llm, request))
+            return await self._on_text_thread(request, lambda: translate.tokenized(self._engine.llm, request))
 
     async def Detokenize(self, request: api.DetokenizeRequest, context: _Context) -> api.DetokenizeResponse:
         async with self._answering(context, _new_id(), request):
             self._status.require_ready()
-            return await self._on_text_thread(lambda: translate.detokenized(self._engine.llm, request))
+            return await self._on_text_thread(request, lambda: translate.detokenized(self._engine.llm, request))
 
     async def GetModelInfo(self, request: api.GetModelInfoRequest, context: _Context) -> api.GetModelInfoResponse:
         async with self._answering(context, _new_id(), request):
@@ -142,15 +150,16 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
 
     # ---- parts of a request ----------------------------------------------------------------------------------------
 
-    async def _prepared(self, prepare: Callable[[], _Result]) -> _Result:
+    async def _prepared(self, request: Any, prepare: Callable[[], _Result]) -> _Result:
         """What the engine is to do, after every check that it makes."""
-        prepared = await self._on_text_thread(prepare)
+        prepared = await self._on_text_thread(request, prepare)
         # It took a while, in which the server may have begun to drain.
         self._status.require_ready()
         return prepared
 
-    async def _on_text_thread(self, function: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._text_threads, function)
+    async def _on_text_thread(self, request: Any, function: Callable[[], _Result]) -> _Result:
+        translate.require_text_size(request, self._config.max_text_bytes)
+        return await self._text_threads.run(function, request.ByteSize())
 
     async def _write(self, context: _Context, response: Any) -> None:
         """Sends a message, waiting for the client to take it. Raises SlowClientError when it does not."""
@@ -198,7 +207,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
             await self._refuse(context, request_id, request, error, record)
         finally:
             self._calls_in_flight -= 1
-            self._request_ended.set()
+            self._call_ended.set()
 
     async def _refuse(
         self, context: _Context, request_id: str, request: Any, error: Exception, record: RequestRecord | None

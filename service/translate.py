@@ -47,6 +47,7 @@ from service.errors import (
     ProfileBusyError,
     SlowClientError,
     StartupError,
+    TextsFullError,
     UnknownRequestError,
 )
 from service.status import State
@@ -65,6 +66,28 @@ def require_request_id(request_id: str) -> None:
     """Raises InvalidRequestError."""
     if not is_request_id(request_id):
         raise InvalidRequestError(FieldViolation("request_id", "must be 1 to 128 visible ASCII characters"))
+
+
+def require_text_size(request: Any, max_bytes: int) -> None:
+    """Raises InvalidRequestError where the request's text is too long to be worked on at all."""
+    fields = request.DESCRIPTOR.fields_by_name
+    for name in ("prompt", "text", "config_json"):
+        if name in fields and request.HasField(name):
+            _require_size(name, len(getattr(request, name).encode()), max_bytes)
+    if "chat" in fields and request.HasField("chat"):
+        _require_size("messages", request.chat.ByteSize(), max_bytes)
+    if isinstance(request, api.DetokenizeRequest):
+        num_ids, max_ids = len(request.token_ids), max_bytes // _MAX_ID_BYTES
+        if num_ids > max_ids:
+            raise InvalidRequestError(FieldViolation("token_ids", f"are {num_ids}; one call may have {max_ids}"))
+
+
+_MAX_ID_BYTES = 4  # as varint, of vocabularies up to 2^28
+
+
+def _require_size(name: str, num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise InvalidRequestError(FieldViolation(name, f"is {num_bytes} bytes; one call may have {max_bytes}"))
 
 
 def prepared(llm: LLM, request: api.GenerateRequest) -> ValidRequest:
@@ -293,6 +316,7 @@ KINDS: dict[type[BaseException], ErrorKind] = {
     UnknownRequestError: ErrorKind(grpc.StatusCode.NOT_FOUND, "UNKNOWN_REQUEST_ID", "invalid"),
     NoChatTemplateError: ErrorKind(grpc.StatusCode.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE", "invalid"),
     QueueFullError: ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "rejected"),
+    TextsFullError: ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, "TEXTS_FULL", "rejected"),
     ProfileBusyError: ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, "PROFILE_BUSY", "rejected"),
     SlowClientError: ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CLIENT", "slow_client"),
     OutOfMemoryError: ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_MEMORY", "rejected"),

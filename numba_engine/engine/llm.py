@@ -78,8 +78,10 @@ class LLM:
         Raises:
             InvalidRequestError: naming each field that is wrong.
         """
-        token_ids = self.tokenize(prompt) if isinstance(prompt, str) else tuple(prompt)
-        return validated(token_ids, params, self.model_info)
+        if isinstance(prompt, str):
+            self._require_may_fit(prompt)
+            prompt = self.tokenize(prompt)
+        return validated(tuple(prompt), params, self.model_info)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -192,6 +194,13 @@ class LLM:
         finally:
             self.abort(request_id)
             del self._inboxes[request_id]
+
+    def _require_may_fit(self, text: str) -> None:
+        """Raises InvalidRequestError for a text that is too long whatever its tokens are: they would take seconds."""
+        per_token, max_tokens = self._tokenizer.max_token_chars, self.model_info.max_model_len
+        if per_token is not None and len(text) > per_token * max_tokens:
+            what = f"is {len(text)} characters, and the context of {max_tokens} tokens holds {per_token * max_tokens}"
+            raise InvalidRequestError(FieldViolation("prompt", f"{what} at most"))
 
     def _route(self, outputs: Iterable[RequestOutput]) -> None:
         """To whoever asked for them: the one place where outputs find their way."""

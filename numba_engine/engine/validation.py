@@ -33,7 +33,8 @@ def validated(token_ids: Sequence[int], params: SamplingParams, model: ModelInfo
             " output"
         )
         bad.append(FieldViolation("prompt", limit))
-    bad.append(not_in_vocabulary("prompt", token_ids, model))
+    else:  # a look at millions of ids takes long
+        bad.append(not_in_vocabulary("prompt", token_ids, model))
     bad.append(not_in_vocabulary("sampling.stop_token_ids", params.stop_token_ids, model))
     bad.append(not_in_vocabulary("sampling.logit_bias", params.logit_bias, model))
     if violations := [violation for violation in bad if violation]:

@@ -31,6 +31,8 @@ class Tokenizer:
 
     vocab_size: int
     """One more than the highest token id."""
+    max_token_chars: int | None
+    """No token stands for more characters of a text; None: there is no such limit."""
     bos_token_id: int | None
     chat_template: ChatTemplate | None
     strip_char: str
@@ -44,7 +46,12 @@ class Tokenizer:
         added = parts.backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         # get_vocab_size() counts tokens, and ids may have gaps.
-        self.vocab_size = 1 + max(parts.backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = parts.backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        # Elsewhere an unknown word is one token, however long it is.
+        model = parts.backend.model
+        knows_all = getattr(model, "byte_fallback", False) or getattr(model, "unk_token", "") is None
+        self.max_token_chars = max(map(len, vocabulary), default=0) if knows_all else None
         self._bytes_of_id: list[bytes | None] = [None] * self.vocab_size
         self.bos_token_id = parts.bos_token_id
         self.chat_template = parts.chat_template

@@ -274,3 +274,16 @@ def test_a_second_thread_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
     assert len(caught) == 3
     monkeypatch.undo()
     llm.abort("a")
+
+
+def test_a_text_too_long_for_any_tokens_is_refused_before_it_is_tokenised(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest, context = llm._tokenizer.max_token_chars, llm.model_info.max_model_len
+    assert longest is not None
+    fits = "a" * (longest * context)
+    with pytest.raises(InvalidRequestError, match="tokens, but the context holds"):
+        llm.validate(fits, SamplingParams())
+    monkeypatch.setattr(llm._tokenizer, "encode", None)
+    with pytest.raises(InvalidRequestError, match=f"prompt: is {len(fits) + 1} characters, and the context of"):
+        llm.validate(fits + "a", SamplingParams())

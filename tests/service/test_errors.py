@@ -183,7 +183,8 @@ async def test_calls_in_flight_are_bounded_before_the_engine(serve: Serve) -> No
 
     llm.in_tokenize = hold
     async with serve(llm, max_in_flight=2) as served:
-        held = [asyncio.ensure_future(served.stub.Tokenize(api.TokenizeRequest(text="a"))) for _ in range(2)]
+        texts = ["a", "a" * 20_000]  # one for each of the threads
+        held = [asyncio.ensure_future(served.stub.Tokenize(api.TokenizeRequest(text=text))) for text in texts]
         for _ in held:
             await asyncio.to_thread(entered.acquire, timeout=PATIENCE_S)
         error = await failure_of(served.stub.Generate(generate(max_tokens=1)))
@@ -191,7 +192,7 @@ async def test_calls_in_flight_are_bounded_before_the_engine(serve: Serve) -> No
         assert details_of(error)["RetryInfo"].retry_delay.seconds == 1
         assert (await served.status()).state == api.SERVER_STATE_READY
         release.set()
-        assert [list(reply.token_ids) for reply in await asyncio.gather(*held)] == [[97]] * 2
+        assert ["".join(map(chr, reply.token_ids)) for reply in await asyncio.gather(*held)] == texts
 
 
 async def test_a_message_that_is_too_large(serve: Serve) -> None:

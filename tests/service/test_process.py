@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -106,6 +107,23 @@ async def test_a_second_signal_ends_at_once() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             [_ async for _ in rest_of(call)]
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_text_that_is_being_tokenised_does_not_keep_the_process_alive() -> None:
+    async with serving("--text-delay=60", "--drain-timeout=0.1") as (server, stub):
+        calls = [stub.Tokenize(api.TokenizeRequest(text="a")), stub.Generate(generate("x" * 20_000)).read()]
+        calls = [asyncio.ensure_future(call) for call in calls]
+        async with asyncio.timeout(PATIENCE_S):
+            while (await stub.GetStatus(api.GetStatusRequest())).counters.received < 1:
+                await asyncio.sleep(0.01)
+        server.popen.send_signal(signal.SIGTERM)
+        await server.until_logged("closed")
+        closed = time.monotonic()
+        assert await server.exit_code() == 0
+        assert time.monotonic() - closed < 2
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call
 
 
 async def test_a_signal_while_the_model_loads_does_not_wait_for_it() -> None:

@@ -40,6 +40,13 @@ def test_sentencepiece_text_comes_back(sentencepiece: Tokenizer, text: str) -> N
     assert sentencepiece.decode(sentencepiece.encode(text), skip_special_tokens=True) == text
 
 
+def test_no_token_stands_for_more_characters_than_it_says(demo: Tokenizer, sentencepiece: Tokenizer) -> None:
+    for tokenizer in (demo, sentencepiece):
+        assert tokenizer.max_token_chars is not None
+        longest = max(len(tokenizer.token_text(i)) for i in range(tokenizer.vocab_size))
+        assert longest <= tokenizer.max_token_chars <= 2 * longest + 8
+
+
 def test_only_special_tokens_are_special(demo: Tokenizer) -> None:
     assert [i for i in range(demo.vocab_size) if demo.is_special(i)] == list(range(17))
     assert not demo.is_special(demo.vocab_size)
