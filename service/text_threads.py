@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 MAX_SHORT_BYTES = 16 * 2**10
 """A request up to this size is done in milliseconds."""
 # Smaller texts go first, but none waits for ever: one is overtaken only by what came within this time after it.
-_OVERTAKEN_S_PER_BYTE = 1 / 2**12
+_OVERTAKEN_S_PER_BYTE = 1 / 2**8
 _LOWEST_PRIORITY = 19
 _ARRIVALS = itertools.count()
 

@@ -92,28 +92,27 @@ async def test_what_waits_of_long_texts_is_bounded(serve: Serve) -> None:
         assert len((await tokenize(served, LONG)).token_ids) == len(LONG), "there is room again"
 
 
-async def test_the_smaller_goes_first_and_a_cancelled_one_never_starts() -> None:
+@pytest.mark.parametrize("unit", [1, 2**10])
+async def test_the_smaller_goes_first_and_a_cancelled_one_never_starts(unit: int) -> None:
     threads = TextThreads(max_long_bytes=2**30)
-    go_on, order = threading.Event(), list[int]()
+    entered, go_on, order = threading.Event(), threading.Event(), list[int]()
+
+    def hold() -> None:
+        entered.set()
+        go_on.wait(PATIENCE_S)
 
     def run(num_bytes: int) -> asyncio.Task[None]:
         return asyncio.create_task(threads.run(lambda: order.append(num_bytes), num_bytes))
 
-    for sizes, expected in (
-        ([9000, 8000, 10, 5000], [10, 8000, 9000]),
-        ([3 * 2**20, 2 * 2**20, 2**20], [2**20, 3 * 2**20]),
-    ):
-        go_on.clear()
-        order.clear()
-        first = asyncio.create_task(threads.run(lambda: go_on.wait(PATIENCE_S), max(sizes)))
-        await asyncio.sleep(0)
-        waiting = [run(size) for size in sizes]
-        await asyncio.sleep(0)
-        cancelled = waiting[3 if len(sizes) == 4 else 1]
-        cancelled.cancel()
-        go_on.set()
-        await asyncio.gather(first, *waiting, return_exceptions=True)
-        assert order == expected
+    first = asyncio.create_task(threads.run(hold, 50 * unit))
+    await asyncio.to_thread(entered.wait, PATIENCE_S)
+    waiting = [run(size * unit) for size in (90, 80, 20, 50)]
+    await asyncio.sleep(0)
+    waiting[-1].cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(first, *waiting, return_exceptions=True)
+    assert order == [20 * unit, 80 * unit, 90 * unit]
 
 
 async def test_draining_waits_for_texts_too(serve: Serve) -> None:
