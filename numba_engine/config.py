@@ -54,9 +54,9 @@ class EngineConfig:
     The tokens are the same.
     """
     graph: bool = True
-    """On ``cuda`` and ``ptx``: record decode steps and replay each as one launch; False launches every kernel anew.
+    """On ``cuda`` and ``ptx``: capture decode steps and replay them whole; False launches every kernel anew.
 
-    The tokens are the same. Steps with a prompt in them are never recorded.
+    The tokens are the same. Steps with a prompt in them are never captured.
     """
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 python -m perf.bench_decode [--model 8b] [--format BF16] [--out FILE] [--minutes 3] [--dry-run]
 
 Models with random weights made on the device, run as the engine runs them: ``ModelRunner`` launches a step, and with
-recorded steps the next one before the tokens of the last are seen. Greedy. Times are the host's, from token to token,
+replayed steps the next one before the tokens of the last are seen. Greedy. Times are the host's, from token to token,
 medians. The floor is weights and KV once, at the speed of the plain read. What matters most is measured first.
 ``--dry-run`` runs a tiny model on the PTX executor: it shows that the script works, and its times mean nothing.
 """

@@ -2,7 +2,7 @@
 
 python -m perf.bench_ops [--model 8b] [--model 1b] [--out FILE] [--minutes 3] [--dry-run]
 
-Each op's launches are recorded once and replayed, and timed by the GPU: the host is not in the times, which are
+Each op's launches are captured once and replayed, and timed by the GPU: the host is not in the times, which are
 medians. Weights rotate over copies larger than any cache, so that each call reads them from memory. The plain read is
 the limit: what it reaches of the datasheet's bandwidth no op will exceed. cuBLAS multiplies the same shapes in bf16
 (PyTorch) or fp16 (CuPy), whichever is installed. ``--dry-run`` runs small shapes on the PTX executor (and PyTorch on
@@ -26,10 +26,13 @@ import numpy as np
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, RopeTable, Weight
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.layers import GatedMlp, Layer
-from numba_engine.backends.sampling import SamplingBatch
+from numba_engine.backends.sampling import Sampled, Sampling
+from numba_engine.execution.sampling import build_sampling
 from numba_engine.formats import BF16, F16, Q4_0, Q4_1, Q8_0, Format
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.tensors import layer_tensors
+from numba_engine.sampling_params import SamplingParams
+from numba_engine.scheduling.sequence import Sequence
 from perf.gpu_time import Deadline, Report, plain_read_gbps, seconds_of
 from perf.random_model import CONFIGS, clear, copied_weight, make_backend, random_weight
 
@@ -65,7 +68,6 @@ class Case:
     nbytes: int
     """That memory must move."""
     flops: float = 0.0
-    recorded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def main() -> None:
     for model in ("tiny",) if options.dry_run else options.model or ("8b", "1b"):
         for case in _cases(backend, CONFIGS[model], sizes):
             if deadline.allows(f"{model} {case.op} {case.case}"):
-                seconds = seconds_of(backend, case.calls, recorded=case.recorded)
+                seconds = seconds_of(backend, case.calls)
                 _add(report, model, case, seconds, read_gbps, options.dry_run)
         for op, case_name, seconds, nbytes, flops in _cublas(CONFIGS[model], sizes, options.dry_run):
             case = Case(op, case_name, [], nbytes, flops)
@@ -232,8 +234,9 @@ def _small_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelCo
         yield Case(name, "1 row", [call] * sizes.calls, nbytes)
     logits = _floats(backend, 1, config.vocab_size)
     for name, parameters in {"greedy": (0.0, 0, 1.0), "top-k top-p": (0.8, 40, 0.9)}.items():
-        call = partial(backend.sample, logits, _sampling(backend, *parameters))
-        yield Case("sample", f"{name}, with its token's way to the host", [call], logits.nbytes, recorded=False)
+        sampled = Sampled(backend.empty((1,), np.dtype(np.int32)))
+        call = partial(backend.sample, sampled, logits, _sampling(backend, *parameters))
+        yield Case("sample", name, [call] * sizes.calls, logits.nbytes)
 
 
 # ---- cuBLAS ----------------------------------------------------------------------------------------------------------
@@ -365,30 +368,9 @@ def _batch(backend: CudaBackend, num_seqs: int, query_len: int, context: int) ->
     )
 
 
-def _sampling(backend: CudaBackend, temperature: float, top_k: int, top_p: float) -> SamplingBatch:
-    def one(value: float, dtype: type[np.generic]) -> Array:
-        return backend.upload(np.array([value], dtype))
-
-    none, offsets = backend.upload(np.empty(0, np.int32)), backend.upload(np.zeros(2, np.int32))
-    return SamplingBatch(
-        temperature=one(temperature, np.float32),
-        top_k=one(top_k, np.int32),
-        top_p=one(top_p, np.float32),
-        min_p=one(0, np.float32),
-        repetition_penalty=one(1, np.float32),
-        presence_penalty=one(0, np.float32),
-        frequency_penalty=one(0, np.float32),
-        seed=one(1, np.uint64),
-        output_index=one(0, np.uint32),
-        history_offsets=offsets,
-        history=none,
-        history_prompt_lens=one(0, np.int32),
-        bias_offsets=offsets,
-        bias_token_ids=none,
-        bias_values=backend.upload(np.empty(0, np.float32)),
-        num_logits=1,
-        num_top_logprobs=-1,
-    )
+def _sampling(backend: CudaBackend, temperature: float, top_k: int, top_p: float) -> Sampling:
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    return build_sampling([Sequence("sampled", [1], params, seed=1, arrival_s=0.0)], backend)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ python -m perf.compare_torch [--model 8b] [--out FILE] [--minutes 3] [--dry-run]
 
 Peers, as far as they are installed: transformers as it comes (eager), transformers with a static cache under
 ``torch.compile(mode="reduce-overhead")``, and the decoder written out in PyTorch (cuBLAS products, scaled dot product
-attention over a static cache) eager, as one CUDA graph, and compiled. Ours: bf16, fused and recorded. One sequence,
+attention over a static cache) eager, as one CUDA graph, and compiled. Ours: bf16, fused and captured. One sequence,
 times from token to token, each read by the host while the next step runs, medians. What is missing is named.
 ``--dry-run`` runs tiny shapes on the CPU and on the PTX executor, without CUDA graphs: it shows that the script works.
 """

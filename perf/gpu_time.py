@@ -18,15 +18,18 @@ from perf.machine import describe
 from perf.random_model import clear
 
 
-def seconds_of(backend: CudaBackend, calls: Sequence[Callable[[], None]], *, rounds: int = 5, recorded: bool) -> float:
+def seconds_of(backend: CudaBackend, calls: Sequence[Callable[[], None]], *, rounds: int = 5) -> float:
     """Seconds of one call, the median over rounds of all calls one after the other.
 
-    By the GPU's clock between two events, and with ``recorded`` as one replay, so that the host's launches are not in
-    it. On the executor by the host's clock, which means nothing.
+    By the GPU's clock between two events, as one replay, so that the host's launches are not in it. On the executor
+    by the host's clock, which means nothing.
     """
     for call in calls:  # compiles, loads and warms up
         call()
-    run = _recorded(backend, calls) if recorded else _one_by_one(calls)
+    with backend.capture() as graph:
+        for call in calls:
+            call()
+    run = graph.replay
     if backend.name != "ptx":
         run()
         backend.synchronize()
@@ -38,23 +41,8 @@ def plain_read_gbps(backend: CudaBackend, nbytes: int) -> float:
     """Of memory that should be larger than any cache, timed as everything else is: the limit."""
     data = backend.empty((nbytes // 4,), np.dtype(np.uint32))
     clear(backend, data)
-    seconds = seconds_of(backend, [partial(read_bandwidth, backend.device, data.on_device)], recorded=True)
+    seconds = seconds_of(backend, [partial(read_bandwidth, backend.device, data.on_device)])
     return nbytes / seconds / 1e9
-
-
-def _recorded(backend: CudaBackend, calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    with backend.record() as recording:
-        for call in calls:
-            call()
-    return recording.replay
-
-
-def _one_by_one(calls: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    def run() -> None:
-        for call in calls:
-            call()
-
-    return run
 
 
 def _elapsed(backend: CudaBackend, run: Callable[[], None]) -> float:

@@ -20,12 +20,12 @@ from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, Weigh
 from numba_engine.backends.instruments import OpTimer, TrafficCounter
 from numba_engine.backends.layers import Activation, Attention, GatedMlp, Layer
 from numba_engine.backends.ops import Op, op
-from numba_engine.backends.sampling import Sampled, SamplingBatch
+from numba_engine.backends.sampling import Sampled, Sampling
 from numba_engine.formats import Format, StoredTensor
 
 
 class Backend(ABC):
-    """Memory, and the ops. They may run asynchronously; ``sample`` waits."""
+    """Memory, and the ops. They may run asynchronously; ``download`` waits."""
 
     name: str
     device_name: str
@@ -144,9 +144,11 @@ class Backend(ABC):
     def gather_rows(self, out: Array, x: Array, rows: Array) -> None:
         """out [L, N] = x[rows [L]]."""
 
-    @op("the logits to one token", source="logits", updates=("logits",), traffic=traffic.sample)
-    def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:  # type: ignore[empty-body]
+    @op("the logits to one token", source="logits", outputs=("out",), updates=("logits",), traffic=traffic.sample)
+    def sample(self, out: Sampled, logits: Array, sampling: Sampling) -> None:
         """Choose a token for every row of logits [L, vocab]; the logits are consumed.
+
+        Log-probabilities go out where ``out`` has arrays for them.
 
         Top-k keeps every token whose logit is at least the k-th largest; top-p, among those, every token at least as
         likely as the last one needed to reach p; min-p, among those, every token at least min_p times as likely as the

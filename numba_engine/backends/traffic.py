@@ -22,7 +22,7 @@ import numpy as np
 
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, RopeTable, Weight
 from numba_engine.backends.layers import Activation, Attention, GatedMlp, Layer
-from numba_engine.backends.sampling import SamplingBatch
+from numba_engine.backends.sampling import Sampled, Sampling
 
 RMS_NORM_FLOPS_PER_VALUE = 4  # square, accumulate, times 1/rms, times weight
 ROPE_FLOPS_PER_VALUE = 3  # (a cos - b sin, b cos + a sin): six for a pair
@@ -226,7 +226,7 @@ def gather_rows(out: Array, x: Array, rows: Array) -> Traffic:
     return Traffic(activation_read_bytes=out.nbytes + rows.nbytes, activation_written_bytes=out.nbytes)
 
 
-def sample(logits: Array, sampling: SamplingBatch) -> Traffic:
+def sample(out: Sampled, logits: Array, sampling: Sampling) -> Traffic:
     """The logits once. Rows that filter or want log-probabilities pass over them more often, mostly from cache."""
     return Traffic(activation_read_bytes=logits.nbytes, flops=_size(logits) * SAMPLE_FLOPS_PER_LOGIT)
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from numba_engine.backends.base import Backend
-from numba_engine.backends.sampling import Sampled
 from numba_engine.config import EngineConfig
 from numba_engine.engine.counters import Counters
 from numba_engine.engine.loading import LoadedModel
@@ -24,6 +23,7 @@ from numba_engine.engine.validation import ValidRequest
 from numba_engine.errors import FieldViolation, InvalidRequestError, QueueFullError
 from numba_engine.execution.kv_cache import allocate_kv_cache
 from numba_engine.execution.model_runner import LaunchedStep, ModelRunner
+from numba_engine.execution.sampling import SampledTokens
 from numba_engine.outputs import EngineStats, FinishReason, RequestOutput
 from numba_engine.scheduling.block_manager import BlockManager
 from numba_engine.scheduling.scheduler import ScheduledSequence, ScheduledStep, Scheduler
@@ -144,9 +144,9 @@ class Engine:
             num_aborted=counters.num_aborted,
         )
 
-    def record_graphs(self) -> None:
-        """Record every decode step that can be recorded, so that none is while a request waits."""
-        self._runner.warm_up()
+    def capture_graphs(self) -> None:
+        """Capture every decode step that can be captured, so that none is while a request waits."""
+        self._runner.capture_graphs()
 
     def reset_counters(self) -> None:
         self._counters = Counters()
@@ -154,7 +154,7 @@ class Engine:
     # ---- parts of a step -------------------------------------------------------------------------------------------
 
     def _late_requests(self, now_s: float) -> list[Request]:
-        return [request for request in self._requests.values() if request.is_late(now_s)]
+        return [request for request in self._requests.values() if request.past_deadline(now_s)]
 
     def _launch(self, now_s: float) -> LaunchedStep | None:
         step = self._scheduler.schedule(now_s)
@@ -169,21 +169,21 @@ class Engine:
         if not launched.is_repeatable or self.observer is not None:
             return None
         requests = [self._request_of(scheduled) for scheduled in launched.step]
-        go_on = all(request is not None and request.goes_on(num_unseen=1) for request in requests)
-        return self._runner.launch_again(launched) if go_on and self._scheduler.repeat(launched.step) else None
+        will_continue = all(request is not None and request.will_continue(num_unseen=1) for request in requests)
+        return self._runner.launch_again(launched) if will_continue and self._scheduler.repeat(launched.step) else None
 
     def _complete(self, launched: LaunchedStep) -> list[RequestOutput]:
         sampled = launched.wait()
         self._scheduler.commit(launched.step)
         return self._emit(launched.step, sampled)
 
-    def _emit(self, step: ScheduledStep, sampled: Sampled | None) -> list[RequestOutput]:
+    def _emit(self, step: ScheduledStep, sampled: SampledTokens | None) -> list[RequestOutput]:
         """Hand each drawn token to its request; those that end leave the scheduler."""
         if sampled is None:
             return []
         now_s = time.monotonic()
         outputs = []
-        for row, scheduled in enumerate(scheduled for scheduled in step if scheduled.wants_token):
+        for row, scheduled in enumerate(scheduled for scheduled in step if scheduled.needs_sampling):
             request = self._request_of(scheduled)
             if request is None:
                 continue

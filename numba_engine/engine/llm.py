@@ -143,7 +143,7 @@ class LLM:
         greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         sampled = SamplingParams(top_k=5, top_p=0.9, min_p=0.1, logprobs=1, max_tokens=2, ignore_eos=True)
         self.generate(prompts, [greedy, sampled])
-        self.engine.record_graphs()
+        self.engine.capture_graphs()
         self.synchronize()
         self.engine.observer = _WithoutFusion(self.engine.backend)  # those ops have kernels of their own
         try:

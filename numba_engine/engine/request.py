@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numba_engine.backends.sampling import Sampled
+from numba_engine.execution.sampling import SampledTokens
 from numba_engine.outputs import (
     FinishReason,
     PositionLogprobs,
@@ -34,10 +34,10 @@ class Request:
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
 
-    def is_late(self, now_s: float) -> bool:
+    def past_deadline(self, now_s: float) -> bool:
         return self._deadline_s is not None and now_s >= self._deadline_s
 
-    def goes_on(self, num_unseen: int) -> bool:
+    def will_continue(self, num_unseen: int) -> bool:
         """Whether it will want another token after so many more, whatever they are, unless one of them ends it."""
         return self._count_reached(num_unseen) is None
 
@@ -68,7 +68,7 @@ class Request:
         return self._last_output(reason, now_s, (), None)
 
     def _limit_reached(self, now_s: float) -> FinishReason | None:
-        return self._count_reached() or (FinishReason.TIME_LIMIT if self.is_late(now_s) else None)
+        return self._count_reached() or (FinishReason.TIME_LIMIT if self.past_deadline(now_s) else None)
 
     def _count_reached(self, num_unseen: int = 0) -> FinishReason | None:
         """The limit that the tokens reach together with so many more."""
@@ -147,7 +147,9 @@ class Request:
         )
 
 
-def logprobs_of_row(sampled: Sampled, row: int, num_top: int | None, tokenizer: Tokenizer) -> PositionLogprobs | None:
+def logprobs_of_row(
+    sampled: SampledTokens, row: int, num_top: int | None, tokenizer: Tokenizer
+) -> PositionLogprobs | None:
     """Of the token drawn in a row and of the likeliest ``num_top``; None where none were asked for."""
     if num_top is None:
         return None

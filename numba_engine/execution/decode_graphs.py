@@ -1,101 +1,104 @@
-"""DecodeGraphs: decode steps recorded once and replayed, each as one launch in which nothing is patched.
+"""DecodeGraphs: decode steps captured once and replayed, with nothing patched.
 
-A recording is a step of so many rows and of contexts up to so long, both rounded up, so that a few recordings serve
-every batch. It advances the state to the tokens that were drawn last, runs the decoder and draws anew.
+A step is two graphs, replayed one after the other. ``forward`` advances the state to the tokens that were sampled last
+and runs the decoder; ``sample`` samples anew. They are apart so that a sampler that must wait for the host does not
+keep the forward pass from being launched. Rows and context lengths are rounded up, so that a few graphs serve every
+batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from numba_engine.backends.arrays import Array, Batch
-from numba_engine.backends.replay import Pending, Recording, ReplayBackend
-from numba_engine.backends.sampling import Sampled
-from numba_engine.execution.decode_state import DecodeSize, DecodeState
+from numba_engine.backends.capture import CaptureBackend, Graph
+from numba_engine.execution.decode_state import DecodeState, ForwardSize, SampleSize
+from numba_engine.execution.sampling import PendingTokens, download_later
 from numba_engine.scheduling.scheduler import ScheduledStep
 
 SHORTEST_CONTEXT = 256
 """Contexts are rounded up to this many tokens, or twice, four, eight … times as many."""
 
-Forward = Callable[[Batch], Array]
-"""A forward pass; the logits of the batch."""
+Forward = Callable[[Batch], object]
+"""A forward pass, which leaves the logits of the batch in the same memory each time."""
 
-
-@dataclass(frozen=True, slots=True)
-class PendingSampled:
-    """What a step in flight draws."""
-
-    arrays: tuple[Pending | None, ...]
-    num_seqs: int
-
-    def wait(self) -> Sampled:
-        """Without what was drawn for the padding."""
-        token_ids, *logprobs = (None if array is None else array.wait()[: self.num_seqs] for array in self.arrays)
-        assert token_ids is not None
-        return Sampled(token_ids, *logprobs)
+_Size = TypeVar("_Size", ForwardSize, SampleSize)
 
 
 class DecodeGraphs:
-    """Owns the recordings, and the state they work on."""
+    """Owns the graphs, and the state they work on.
+
+    ``logits`` is where ``forward`` leaves its own, [max_rows, vocab].
+    """
 
     def __init__(
-        self, backend: ReplayBackend, forward: Forward, *, max_rows: int, max_blocks: int, block_size: int
+        self,
+        backend: CaptureBackend,
+        forward: Forward,
+        logits: Array,
+        *,
+        max_rows: int,
+        max_blocks: int,
+        block_size: int,
     ) -> None:
         self._backend = backend
         self._forward = forward
+        self._logits = logits
         self._max_rows = max_rows
         self._block_size = block_size
         self._max_context_len = max_blocks * block_size
         self._state = DecodeState(backend, max_rows, max_blocks, block_size)
         self._num_seqs = 0
-        self._recordings: dict[DecodeSize, Recording] = {}
+        self._forward_graphs: dict[ForwardSize, Graph] = {}
+        self._sample_graphs: dict[SampleSize, Graph] = {}
 
-    def takes(self, step: ScheduledStep) -> bool:
+    def supports(self, step: ScheduledStep) -> bool:
         """Whether the step can be replayed: prompts come in too many shapes."""
         return all(scheduled.is_decode for scheduled in step)
 
-    def launch(self, step: ScheduledStep) -> PendingSampled:
+    def launch(self, step: ScheduledStep) -> PendingTokens:
         """Run the step; a token for each of its sequences, in its order."""
         self._num_seqs = len(step)
-        self._state.hold([scheduled.sequence for scheduled in step], self._padded(len(step)))
+        self._state.prepare([scheduled.sequence for scheduled in step], self._padded(len(step)))
         return self._launch()
 
-    def launch_again(self) -> PendingSampled:
+    def launch_again(self) -> PendingTokens:
         """Run the step after the last one, whose tokens nobody has seen yet. The sequences have blocks for it."""
         self._state.extend_tables()
         return self._launch()
 
-    def record_all(self) -> None:
-        """Make the recordings of short contexts of every batch size, so that no request has to wait for what they
+    def capture_all(self) -> None:
+        """Capture the steps of short contexts of every batch size, so that no request has to wait for what they
         compile. A batch of nothing but padding does for that."""
         for num_rows in sorted({self._padded(num_seqs) for num_seqs in range(1, self._max_rows + 1)}):
-            self._state.hold([], num_rows)
+            self._state.prepare([], num_rows)
             self._launch()
 
-    def _launch(self) -> PendingSampled:
-        exact = self._state.size
-        size = replace(exact, max_context_len=self._rounded(exact.max_context_len))
-        recording = self._recordings.get(size)
-        if recording is None:
-            self._run(size)  # for this step, and to compile and load what a recording must find ready
-            self._recordings[size] = self._record(size)
-        else:
-            recording.replay()
-        self._state.note_step()
-        drawn, later = self._state.drawn(size), self._backend.download_later
-        arrays = (drawn.token_ids, drawn.logprobs, drawn.top_token_ids, drawn.top_logprobs)
-        return PendingSampled(tuple(None if array is None else later(array) for array in arrays), self._num_seqs)
+    def _launch(self) -> PendingTokens:
+        forward_size = self._state.forward_size(self._rounded(self._state.max_context_len))
+        sample_size = self._state.sample_size
+        self._replay(self._forward_graphs, forward_size, self._run_forward)
+        self._replay(self._sample_graphs, sample_size, self._run_sample)
+        self._state.advance_host()
+        return download_later(self._state.sampled(sample_size), self._num_seqs, self._backend)
 
-    def _record(self, size: DecodeSize) -> Recording:
-        with self._backend.record() as recording:
-            self._run(size)
-        return recording
+    def _replay(self, graphs: dict[_Size, Graph], size: _Size, run: Callable[[_Size], None]) -> None:
+        if size in graphs:
+            graphs[size].replay()
+            return
+        run(size)  # for this step, and to compile and load what a capture must find ready
+        with self._backend.capture() as graph:
+            run(size)
+        graphs[size] = graph
 
-    def _run(self, size: DecodeSize) -> None:
-        batch, sampling, drawn = self._state.batch(size), self._state.sampling(size), self._state.drawn(size)
-        self._backend.advance(batch, sampling, drawn.token_ids, self._block_size)
-        self._backend.draw(drawn, self._forward(batch), sampling)
+    def _run_forward(self, size: ForwardSize) -> None:
+        batch, sampling = self._state.batch(size), self._state.sampling(size)
+        self._backend.advance(batch, sampling, self._state.token_ids(size), self._block_size)
+        self._forward(batch)
+
+    def _run_sample(self, size: SampleSize) -> None:
+        self._backend.sample(self._state.sampled(size), self._logits[: size.num_rows], self._state.sampling(size))
 
     def _padded(self, num_seqs: int) -> int:
         """1, 2, 4, 8, … rows, and at last as many as there can be."""

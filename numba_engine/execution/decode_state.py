@@ -1,19 +1,29 @@
 """DecodeState: what a decode step needs to know of its sequences, kept where the step runs.
 
-From step to step it moves on there by itself (``ReplayBackend.advance``). The host writes only what it alone knows: a
+From step to step it advances there by itself (``CaptureBackend.advance``). The host writes only what it alone knows: a
 block that a sequence grew by, and everything when the sequences are others than last time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Batch
-from numba_engine.backends.replay import DecodeSampling, Drawn, ReplayBackend
+from numba_engine.backends.capture import CaptureBackend
+from numba_engine.backends.sampling import Sampled, Sampling
+from numba_engine.execution.sampling import (
+    FILTERS,
+    PENALTIES,
+    biases_of,
+    changes_logits,
+    columns_of,
+    empty_sampled,
+    num_top_logprobs,
+)
 from numba_engine.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 from numba_engine.scheduling.sequence import Sequence
 
@@ -22,22 +32,31 @@ _TOP_LOGPROBS = (-1, 0, 5, MAX_LOGPROBS)
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeSize:
-    """What steps differ in besides the contents of arrays."""
+class ForwardSize:
+    """What forward passes differ in besides the contents of arrays."""
 
     num_rows: int
     max_context_len: int
+    changes_logits: bool
+    """There are histories, which grow by the tokens sampled last."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSize:
+    """What samplers differ in besides the contents of arrays."""
+
+    num_rows: int
     changes_logits: bool
     num_top_logprobs: int
 
 
 class DecodeState:
-    """One row a sequence. A step of S rows uses the first S; those beyond its sequences are padding, with no context.
+    """One row per sequence. A step of S rows uses the first S; those beyond its sequences are padding, with no context.
 
-    Between steps a row holds the token that was drawn last (``drawn``) and counts what is in the cache, without it.
+    Between steps a row holds the token that was sampled last and counts what is in the cache, without it.
     """
 
-    def __init__(self, backend: ReplayBackend, max_rows: int, max_blocks: int, block_size: int) -> None:
+    def __init__(self, backend: CaptureBackend, max_rows: int, max_blocks: int, block_size: int) -> None:
         def zeros(dtype: type[np.generic], *shape: int) -> Array:
             return backend.upload(np.zeros(shape or (max_rows,), dtype))
 
@@ -50,9 +69,7 @@ class DecodeState:
         self._block_tables = zeros(np.int32, max_rows, max_blocks)
         self._logit_rows = backend.upload(np.arange(max_rows, dtype=np.int32))
         self._cu_seqlens_q = zeros(np.int32, max_rows + 1)
-        self._temperature, self._top_p, self._min_p = zeros(np.float32), zeros(np.float32), zeros(np.float32)
-        self._top_k = zeros(np.int32)
-        self._repetition, self._presence, self._frequency = zeros(np.float32), zeros(np.float32), zeros(np.float32)
+        self._parameters = {name: zeros(dtype) for name, dtype in {**FILTERS, **PENALTIES}.items()}
         self._seed, self._output_index = zeros(np.uint64), zeros(np.uint32)
         self._history_begins, self._history_ends, self._prompt_lens = zeros(np.int32), zeros(np.int32), zeros(np.int32)
         self._bias_begins, self._bias_ends = zeros(np.int32), zeros(np.int32)
@@ -60,8 +77,9 @@ class DecodeState:
         self._no_bounds = zeros(np.int32)
         self._lists: tuple[Array, Array, Array] | None = None
         """History, and token ids and values of the biases, of all rows: large, and not often wanted."""
-        self._drawn_ids, self._drawn_logprobs = zeros(np.int32), zeros(np.float32)
-        self._tops: dict[int, tuple[Array, Array]] = {}
+        self._sampled_ids = zeros(np.int32)
+        self._sampled: dict[int, Sampled] = {}
+        """By the number of likeliest tokens; their token ids are the same."""
 
         self._sequences: list[Sequence] = []
         self._num_rows = 0
@@ -72,8 +90,8 @@ class DecodeState:
         self._tables = np.zeros((max_rows, max_blocks), np.int32)
         self._table_lens: list[int] = []
 
-    def hold(self, sequences: list[Sequence], num_rows: int) -> None:
-        """Be ready for a step of these sequences, each at its last token, padded to so many rows."""
+    def prepare(self, sequences: list[Sequence], num_rows: int) -> None:
+        """Be ready for a step of these sequences, each at its last token, padded to ``num_rows``."""
         if self._is_at(sequences) and num_rows == self._num_rows:
             self.extend_tables()
         else:
@@ -86,23 +104,27 @@ class DecodeState:
                 self._set_table(row, sequence)
                 self._backend.write(self._block_tables[row : row + 1], self._tables[row : row + 1])
 
-    def note_step(self) -> None:
-        """A step was launched."""
+    def advance_host(self) -> None:
+        """A step was launched: what the host knows of the rows follows."""
         self._lens = [length + 1 for length in self._lens]
 
     # ---- what a step takes -----------------------------------------------------------------------------------------
 
     @property
-    def size(self) -> DecodeSize:
+    def max_context_len(self) -> int:
         """Of the next step."""
-        return DecodeSize(
-            num_rows=self._num_rows,
-            max_context_len=max(self._lens, default=0) + 1,
-            changes_logits=self._changes_logits,
-            num_top_logprobs=self._num_top_logprobs,
-        )
+        return max(self._lens, default=0) + 1
 
-    def batch(self, size: DecodeSize) -> Batch:
+    def forward_size(self, max_context_len: int) -> ForwardSize:
+        """Of the next step, made for contexts up to this long."""
+        return ForwardSize(self._num_rows, max_context_len, self._changes_logits)
+
+    @property
+    def sample_size(self) -> SampleSize:
+        """Of the next step."""
+        return SampleSize(self._num_rows, self._changes_logits, self._num_top_logprobs)
+
+    def batch(self, size: ForwardSize) -> Batch:
         n = size.num_rows
         return Batch(
             token_ids=self._token_ids[:n],
@@ -119,7 +141,7 @@ class DecodeState:
             max_context_len=size.max_context_len,
         )
 
-    def sampling(self, size: DecodeSize) -> DecodeSampling:
+    def sampling(self, size: ForwardSize | SampleSize) -> Sampling:
         n = size.num_rows
         if size.changes_logits:
             history, bias_token_ids, bias_values = self._room_for_lists()
@@ -128,14 +150,8 @@ class DecodeState:
             history, bias_token_ids, bias_values = self._no_lists
             bounds = self._no_bounds, self._no_bounds, self._no_bounds, self._no_bounds
         history_begins, history_ends, bias_begins, bias_ends = (array[:n] for array in bounds)
-        return DecodeSampling(
-            temperature=self._temperature[:n],
-            top_k=self._top_k[:n],
-            top_p=self._top_p[:n],
-            min_p=self._min_p[:n],
-            repetition_penalty=self._repetition[:n],
-            presence_penalty=self._presence[:n],
-            frequency_penalty=self._frequency[:n],
+        return Sampling(
+            **{name: array[:n] for name, array in self._parameters.items()},
             seed=self._seed[:n],
             output_index=self._output_index[:n],
             history_begins=history_begins,
@@ -149,15 +165,20 @@ class DecodeState:
             changes_logits=size.changes_logits,
         )
 
-    def drawn(self, size: DecodeSize) -> Drawn:
+    def token_ids(self, size: ForwardSize) -> Array:
+        """Those sampled last."""
+        return self._sampled_ids[: size.num_rows]
+
+    def sampled(self, size: SampleSize) -> Sampled:
         n, num_top = size.num_rows, size.num_top_logprobs
-        if num_top < 0:
-            return Drawn(self._drawn_ids[:n], None, None, None)
-        if num_top not in self._tops:
-            shape, empty = (self._max_rows, num_top), self._backend.empty
-            self._tops[num_top] = empty(shape, np.dtype(np.int32)), empty(shape, np.dtype(np.float32))
-        top_token_ids, top_logprobs = self._tops[num_top]
-        return Drawn(self._drawn_ids[:n], self._drawn_logprobs[:n], top_token_ids[:n], top_logprobs[:n])
+        if num_top not in self._sampled:
+            empty = empty_sampled(self._max_rows, num_top, self._backend)
+            self._sampled[num_top] = replace(empty, token_ids=self._sampled_ids)
+        whole = self._sampled[num_top]
+        arrays = whole.token_ids, whole.logprobs, whole.top_token_ids, whole.top_logprobs
+        token_ids, *logprobs = (None if array is None else array[:n] for array in arrays)
+        assert token_ids is not None
+        return Sampled(token_ids, *logprobs)
 
     # ---- what the host writes --------------------------------------------------------------------------------------
 
@@ -176,48 +197,44 @@ class DecodeState:
         self._backend.write(self._cu_seqlens_q[: num_rows + 1], cu_seqlens_q)
         self._write_column(self._slot_mapping, [], np.int32, padding=-1)
         self._write_column(self._context_lens, self._lens, np.int32)
-        self._write_column(self._drawn_ids, [s.token_ids[-1] for s in sequences], np.int32)
+        self._write_column(self._sampled_ids, [s.token_ids[-1] for s in sequences], np.int32)
         self._write_column(self._output_index, [s.num_output_tokens - 1 for s in sequences], np.uint32)
         self._write_column(self._seed, [s.seed for s in sequences], np.uint64)
         self._write_sampling([sequence.params for sequence in sequences])
 
     def _write_sampling(self, params: list[SamplingParams]) -> None:
-        wanted = max((-1 if p.logprobs is None else p.logprobs for p in params), default=-1)
+        wanted = num_top_logprobs(params)
         self._num_top_logprobs = next(n for n in _TOP_LOGPROBS if n >= wanted)
-        self._changes_logits = any(p.has_penalties or p.logit_bias for p in params)
-        self._write_column(self._temperature, [p.temperature for p in params], np.float32)
-        self._write_column(self._top_k, [p.top_k for p in params], np.int32)
-        self._write_column(self._top_p, [p.top_p for p in params], np.float32)
-        self._write_column(self._min_p, [p.min_p for p in params], np.float32)
+        self._changes_logits = changes_logits(params)
+        self._write_parameters(params, FILTERS)
         if self._changes_logits:
-            self._write_histories(params)
+            self._write_parameters(params, PENALTIES)
+            self._write_histories()
             self._write_biases(params)
 
-    def _write_histories(self, params: list[SamplingParams]) -> None:
+    def _write_parameters(self, params: list[SamplingParams], dtypes: Mapping[str, type[np.generic]]) -> None:
+        for name, column in columns_of(params, dtypes).items():
+            self._write_column(self._parameters[name], column, dtypes[name])
+
+    def _write_histories(self) -> None:
         """Without the last token, which the step itself puts there. Rows whose penalties are neutral have none."""
         history, _, _ = self._room_for_lists()
-        begins = [row * self._max_len for row in range(len(params))]
+        begins = [row * self._max_len for row in range(len(self._sequences))]
         ends = list(begins)
         for row, sequence in enumerate(self._sequences):
-            if params[row].has_penalties:
+            if sequence.params.has_penalties:
                 ends[row] += len(sequence) - 1
                 tokens = np.array(sequence.token_ids[:-1], np.int32)
                 self._backend.write(history[begins[row] : ends[row]], tokens)
         self._write_column(self._history_begins, begins, np.int32)
         self._write_column(self._history_ends, ends, np.int32)
         self._write_column(self._prompt_lens, [s.num_prompt_tokens for s in self._sequences], np.int32)
-        self._write_column(self._repetition, [p.repetition_penalty for p in params], np.float32)
-        self._write_column(self._presence, [p.presence_penalty for p in params], np.float32)
-        self._write_column(self._frequency, [p.frequency_penalty for p in params], np.float32)
 
     def _write_biases(self, params: list[SamplingParams]) -> None:
         _, bias_token_ids, bias_values = self._room_for_lists()
-        biases = [p.logit_bias for p in params]
-        bounds = list(accumulate(map(len, biases), initial=0))
-        token_ids = np.array([token_id for own in biases for token_id in own], np.int32)
-        values = np.array([value for own in biases for value in own.values()], np.float32)
-        self._backend.write(bias_token_ids[: bounds[-1]], token_ids)
-        self._backend.write(bias_values[: bounds[-1]], values)
+        bounds, token_ids, values = biases_of(params)
+        self._backend.write(bias_token_ids[: len(values)], token_ids)
+        self._backend.write(bias_values[: len(values)], values)
         self._write_column(self._bias_begins, bounds[:-1], np.int32)
         self._write_column(self._bias_ends, bounds[1:], np.int32)
 
@@ -231,7 +248,9 @@ class DecodeState:
             )
         return self._lists
 
-    def _write_column(self, array: Array, values: Seq[float], dtype: type[np.generic], *, padding: float = 0) -> None:
+    def _write_column(
+        self, array: Array, values: Seq[float] | np.ndarray, dtype: type[np.generic], *, padding: float = 0
+    ) -> None:
         column = np.full(self._num_rows, padding, dtype)
         column[: len(values)] = values
         self._backend.write(array[: self._num_rows], column)

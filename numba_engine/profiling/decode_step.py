@@ -87,7 +87,7 @@ class ModelStep:
 
     @property
     def num_launches(self) -> int:
-        """With the one that moves a recorded step on to its next tokens."""
+        """With the one that advances a captured step to its next tokens."""
         return sum(launch.count for launch in self.launches) + 1
 
     @property

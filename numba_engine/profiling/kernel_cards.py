@@ -13,7 +13,7 @@ from numba_engine.backends.cuda.cards import KernelCard, kernel_card
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
-from numba_engine.backends.sampling import SamplingBatch
+from numba_engine.backends.sampling import Sampled, Sampling
 from numba_engine.formats import F32, Format
 from numba_engine.model.config import QK_NORMS, QKV_BIAS
 from numba_engine.profiling.observed_model import MODELS, TABLE, WEIGHT, ObservedModel
@@ -80,7 +80,7 @@ def _sample_with_everything(backend: CudaBackend) -> None:
         return backend.upload(np.array([value], dtype))
 
     history = np.arange(0, _SLICE.vocab_size, 61, dtype=np.int32)
-    sampling = SamplingBatch(
+    sampling = Sampling(
         temperature=one(0.8, np.float32),
         top_k=one(50, np.int32),
         top_p=one(0.9, np.float32),
@@ -90,14 +90,21 @@ def _sample_with_everything(backend: CudaBackend) -> None:
         frequency_penalty=one(0.1, np.float32),
         seed=one(7, np.uint64),
         output_index=one(3, np.uint32),
-        history_offsets=backend.upload(np.array([0, history.size], np.int32)),
+        history_begins=one(0, np.int32),
+        history_ends=one(history.size, np.int32),
         history=backend.upload(history),
         history_prompt_lens=one(32, np.int32),
-        bias_offsets=backend.upload(np.array([0, 1], np.int32)),
+        bias_begins=one(0, np.int32),
+        bias_ends=one(1, np.int32),
         bias_token_ids=one(11, np.int32),
         bias_values=one(0.5, np.float32),
-        num_logits=1,
-        num_top_logprobs=2,
+        changes_logits=True,
     )
     logits = np.random.default_rng(0).standard_normal((1, _SLICE.vocab_size), dtype=np.float32)
-    backend.sample(backend.upload(logits), sampling)
+    sampled = Sampled(
+        token_ids=backend.empty((1,), np.dtype(np.int32)),
+        logprobs=backend.empty((1,), np.dtype(np.float32)),
+        top_token_ids=backend.empty((1, 2), np.dtype(np.int32)),
+        top_logprobs=backend.empty((1, 2), np.dtype(np.float32)),
+    )
+    backend.sample(sampled, backend.upload(logits), sampling)

@@ -14,7 +14,7 @@ from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
 from numba_engine.backends.layers import Attention
-from numba_engine.backends.sampling import SamplingBatch
+from numba_engine.backends.sampling import Sampled, Sampling
 from numba_engine.config import EngineConfig, KVCacheDtype
 from numba_engine.formats import Format, StoredTensor
 from numba_engine.model.activations import Activations
@@ -84,11 +84,13 @@ class ObservedModel:
     def decode(self, num_seqs: int, context: int) -> list[ObservedLaunch]:
         """Run the decoder and draw greedily. ``context`` is how many tokens each sequence sees, its new one included.
 
-        What moves a recorded step on to its next tokens, one launch more, is not in it.
+        What advances a captured step to its next tokens, one launch more, is not in it.
         """
         before = len(self._device.observed)
         ops: Any = _Labelling(self.backend, self._device)
-        ops.sample(self._forward(ops, self._batch([1] * num_seqs, context), context), self._sampling(num_seqs))
+        logits = self._forward(ops, self._batch([1] * num_seqs, context), context)
+        sampled = Sampled(self.backend.empty((num_seqs,), np.dtype(np.int32)))
+        ops.sample(sampled, logits, self._sampling(num_seqs))
         return self._device.observed[before:]
 
     def prefill(self, num_tokens: int) -> list[ObservedLaunch]:
@@ -145,11 +147,11 @@ class ObservedModel:
             max_context_len=context,
         )
 
-    def _sampling(self, num_seqs: int) -> SamplingBatch:
+    def _sampling(self, num_seqs: int) -> Sampling:
         def zeros(dtype: type[np.generic], size: int = num_seqs) -> Array:
             return self.backend.upload(np.zeros(size, dtype))
 
-        return SamplingBatch(
+        return Sampling(
             temperature=zeros(np.float32),
             top_k=zeros(np.int32),
             top_p=self.backend.upload(np.ones(num_seqs, np.float32)),
@@ -159,14 +161,15 @@ class ObservedModel:
             frequency_penalty=zeros(np.float32),
             seed=zeros(np.uint64),
             output_index=zeros(np.uint32),
-            history_offsets=zeros(np.int32, num_seqs + 1),
+            history_begins=zeros(np.int32),
+            history_ends=zeros(np.int32),
             history=zeros(np.int32, 0),
             history_prompt_lens=zeros(np.int32),
-            bias_offsets=zeros(np.int32, num_seqs + 1),
+            bias_begins=zeros(np.int32),
+            bias_ends=zeros(np.int32),
             bias_token_ids=zeros(np.int32, 0),
             bias_values=zeros(np.float32, 0),
-            num_logits=num_seqs,
-            num_top_logprobs=-1,
+            changes_logits=False,
         )
 
 

@@ -19,7 +19,7 @@ class ScheduledSequence:
 
     sequence: Sequence
     num_new_tokens: int
-    wants_token: bool
+    needs_sampling: bool
     """The step reaches the sequence's end, so its next token is drawn."""
     is_decode: bool
     """It moves on from its own last output token; otherwise these are prompt (or recomputed) tokens."""

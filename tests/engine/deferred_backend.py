@@ -10,24 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Weight
+from numba_engine.backends.capture import CaptureBackend
 from numba_engine.backends.cpu.backend import CpuBackend
 from numba_engine.backends.layers import Attention
 from numba_engine.backends.ops import Op
-from numba_engine.backends.replay import DecodeSampling, Drawn, ReplayBackend
-from numba_engine.backends.sampling import Sampled, SamplingBatch
+from numba_engine.backends.sampling import Sampled, Sampling
 from numba_engine.config import EngineConfig
 from numba_engine.formats import StoredTensor
 
 Command = Callable[[], None]
 
 
-class DeferredRecording:
+class DeferredGraph:
     def __init__(self, queue: list[Command]) -> None:
         self.ops: list[Command] = []
         self._queue = queue
@@ -58,8 +57,8 @@ class DeferredDownload:
         self._host = self._array.copy()
 
 
-class DeferredBackend(ReplayBackend):
-    """``log`` tells in which order steps were launched (recorded or ``anew``) and their tokens read."""
+class DeferredBackend(CaptureBackend):
+    """``log`` tells in which order steps were launched (captured or ``anew``) and their tokens read."""
 
     name = "deferred"
     kv_cache_share = 0.25
@@ -71,29 +70,30 @@ class DeferredBackend(ReplayBackend):
         self.activation_dtype, self.kv_cache_dtype = inner.activation_dtype, inner.kv_cache_dtype
         self.quantized_matmul_dtype = inner.quantized_matmul_dtype
         self.log: list[str] = []
-        self.num_recordings = 0
+        self.num_graphs = 0
         self._queue: list[Command] = []
-        self._recording: DeferredRecording | None = None
+        self._capturing: DeferredGraph | None = None
+        self._sampled_anew: Array | None = None
 
     # ---- the queue -------------------------------------------------------------------------------------------------
 
     def enqueue(self, op: Command) -> None:
-        (self._queue if self._recording is None else self._recording.ops).append(op)
+        (self._queue if self._capturing is None else self._capturing.ops).append(op)
 
     def run_next(self) -> None:
         self._queue.pop(0)()
 
     def synchronize(self) -> None:
-        assert self._recording is None
+        assert self._capturing is None
         while self._queue:
             self.run_next()
 
     @contextmanager
-    def record(self) -> Iterator[DeferredRecording]:
-        self._recording = DeferredRecording(self._queue)
-        yield self._recording
-        self._recording = None
-        self.num_recordings += 1
+    def capture(self) -> Iterator[DeferredGraph]:
+        self._capturing = DeferredGraph(self._queue)
+        yield self._capturing
+        self._capturing = None
+        self.num_graphs += 1
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -101,27 +101,29 @@ class DeferredBackend(ReplayBackend):
         return self.inner.empty(shape, dtype)
 
     def upload(self, host: np.ndarray) -> Array:
-        assert self._recording is None
+        assert self._capturing is None
         return host.copy()
 
     def write(self, array: Array, host: np.ndarray) -> None:
-        assert self._recording is None
+        assert self._capturing is None
         assert isinstance(array, np.ndarray)
         assert (array.shape, array.dtype) == (host.shape, host.dtype)
         self.enqueue(partial(np.copyto, array, host.copy()))
 
     def download(self, array: Array) -> np.ndarray:
         self.synchronize()
+        if array is self._sampled_anew:
+            self.log += ["anew", "read"]
         return self.inner.download(array)
 
     def download_later(self, array: Array) -> DeferredDownload:
-        assert self._recording is None
+        assert self._capturing is None
         assert isinstance(array, np.ndarray)
         self.note("launch", array)
         return DeferredDownload(self, array)
 
     def note(self, what: str, array: np.ndarray) -> None:
-        """Of what a step draws, only the tokens count."""
+        """Of what a step samples, only the tokens count."""
         if array.ndim == 1 and array.dtype == np.int32:
             self.log.append(what)
 
@@ -168,22 +170,11 @@ class DeferredBackend(ReplayBackend):
 
         self.enqueue(op)
 
-    def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:
-        self.synchronize()
-        self.log += ["anew", "read"]
-        return self.inner.sample(logits, sampling)
+    def sample(self, out: Sampled, logits: Array, sampling: Sampling) -> None:
+        self._sampled_anew = out.token_ids
+        self.enqueue(lambda: self.inner.sample(out, logits, sampling))
 
-    def draw(self, drawn: Drawn, logits: Array, sampling: DecodeSampling) -> None:
-        num_top = -1 if drawn.top_token_ids is None else drawn.top_token_ids.shape[1]
-
-        def op() -> None:
-            sampled = self.inner.sample(logits, _with_lists_end_to_end(sampling, num_top))
-            for name in ("token_ids", "logprobs", "top_token_ids", "top_logprobs")[: 1 if num_top < 0 else 4]:
-                np.copyto(getattr(drawn, name), getattr(sampled, name))
-
-        self.enqueue(op)
-
-    def advance(self, batch: Batch, sampling: DecodeSampling, token_ids: Array, block_size: int) -> None:
+    def advance(self, batch: Batch, sampling: Sampling, token_ids: Array, block_size: int) -> None:
         drawn = token_ids
 
         def op() -> None:
@@ -203,34 +194,3 @@ class DeferredBackend(ReplayBackend):
                     ends[row] += 1
 
         self.enqueue(op)
-
-
-def _with_lists_end_to_end(sampling: DecodeSampling, num_top_logprobs: int) -> SamplingBatch:
-    def end_to_end(begins: Array, ends: Array, *lists: Array) -> tuple[np.ndarray, ...]:
-        spans = list(zip(np.asarray(begins).tolist(), np.asarray(ends).tolist(), strict=True))
-        offsets = np.array([0, *accumulate(end - begin for begin, end in spans)], np.int32)
-        values = (np.concatenate([np.asarray(values)[begin:end] for begin, end in spans]) for values in lists)
-        return offsets, *values
-
-    s = sampling
-    history_offsets, history = end_to_end(s.history_begins, s.history_ends, s.history)
-    bias_offsets, bias_ids, bias_values = end_to_end(s.bias_begins, s.bias_ends, s.bias_token_ids, s.bias_values)
-    return SamplingBatch(
-        temperature=s.temperature,
-        top_k=s.top_k,
-        top_p=s.top_p,
-        min_p=s.min_p,
-        repetition_penalty=s.repetition_penalty,
-        presence_penalty=s.presence_penalty,
-        frequency_penalty=s.frequency_penalty,
-        seed=s.seed,
-        output_index=s.output_index,
-        history_offsets=history_offsets,
-        history=history,
-        history_prompt_lens=s.history_prompt_lens,
-        bias_offsets=bias_offsets,
-        bias_token_ids=bias_ids,
-        bias_values=bias_values,
-        num_logits=s.seed.shape[0],
-        num_top_logprobs=num_top_logprobs,
-    )

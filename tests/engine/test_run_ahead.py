@@ -38,7 +38,7 @@ def backend_of(llm: LLM) -> DeferredBackend:
 
 
 def log_of(llm: LLM) -> str:
-    """One letter a step: a launched anew (with its read), l launched from a recording, r read."""
+    """One letter a step: a launched anew (with its read), l launched from its graphs, r read."""
     return "".join(backend_of(llm).log).replace("anewread", "a").replace("launch", "l").replace("read", "r")
 
 
@@ -61,7 +61,7 @@ def test_without_a_graph_every_step_is_launched_and_read(make_deferred: MakeDefe
     deferred = make_deferred(graph=False)
     assert deferred.generate(PROMPT, GREEDY)[0].token_ids == llm.generate(PROMPT, GREEDY)[0].token_ids
     assert log_of(deferred) == "a" * 12
-    assert backend_of(deferred).num_recordings == 0
+    assert backend_of(deferred).num_graphs == 0
 
 
 def test_each_step_gives_the_tokens_of_one(make_deferred: MakeDeferred) -> None:
@@ -254,15 +254,15 @@ def test_a_prompt_in_between(make_deferred: MakeDeferred, llm: LLM) -> None:
     assert log_of(deferred) == "a" + "ll" + "rl" * 2 + "rr" + "a" + "llrr" + "ll" + "rl" * 2 + "rr"
 
 
-def test_warming_up_records_every_batch_size(make_deferred: MakeDeferred, llm: LLM) -> None:
+def test_warming_up_captures_every_batch_size(make_deferred: MakeDeferred, llm: LLM) -> None:
     deferred = make_deferred(max_num_seqs=5)
     before = deferred.stats
     deferred.warm_up()
-    assert backend_of(deferred).num_recordings == 5, "of 1, 2, 4 and 5 rows, and 2 with log-probabilities"
+    assert backend_of(deferred).num_graphs == 2 * 4 + 1, "two of 1, 2, 4 and 5 rows, and 2 with log-probabilities"
     assert deferred.stats == before
     expected = [completion.token_ids for completion in llm.generate([PROMPT] * 3, GREEDY)]
     assert [completion.token_ids for completion in deferred.generate([PROMPT] * 3, GREEDY)] == expected
-    assert backend_of(deferred).num_recordings == 5
+    assert backend_of(deferred).num_graphs == 2 * 4 + 1
 
 
 @pytest.mark.parametrize("seed", range(12))

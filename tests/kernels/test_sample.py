@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from numba_engine.backends.cpu.backend import CpuBackend
+from numba_engine.backends.sampling import Sampled
 from tests.kernels.conftest import MakeBackend
 from tests.reference import sampling as reference
-from tests.reference.sampling import Row, batch_of
+from tests.reference.sampling import Row, batch_of, room_for
 
 VOCAB = 1003
 
@@ -18,7 +19,13 @@ def logits_of(rng: np.random.Generator, rows: int, vocab: int = VOCAB, spread: f
 
 
 def choose(backend: CpuBackend, logits: np.ndarray, rows: list[Row]) -> list[int]:
-    return backend.sample(logits.copy(), batch_of(rows)).token_ids.tolist()
+    return np.asarray(sample(backend, logits, rows).token_ids).tolist()
+
+
+def sample(backend: CpuBackend, logits: np.ndarray, rows: list[Row], num_top_logprobs: int = -1) -> Sampled:
+    sampled = room_for(len(rows), num_top_logprobs)
+    backend.sample(sampled, logits.copy(), batch_of(rows))
+    return sampled
 
 
 @pytest.mark.parametrize(
@@ -121,7 +128,7 @@ def test_logprobs_are_of_the_logits_as_given(backend: CpuBackend, rng: np.random
         Row(temperature=0.5, bias={17: 100.0}, repetition_penalty=2, output=[17, 18]),
         Row(temperature=0),
     ]
-    sampled = backend.sample(logits.copy(), batch_of(rows, num_top_logprobs=20))
+    sampled = sample(backend, logits, rows, num_top_logprobs=20)
     assert sampled.token_ids[1] == 17
     assert sampled.logprobs is not None
     assert sampled.top_token_ids is not None
@@ -136,9 +143,9 @@ def test_logprobs_are_of_the_logits_as_given(backend: CpuBackend, rng: np.random
 def test_logprobs_only_when_wanted(backend: CpuBackend, rng: np.random.Generator) -> None:
     logits = logits_of(rng, 2, 7)
     rows = [Row(), Row()]
-    sampled = backend.sample(logits.copy(), batch_of(rows))
+    sampled = sample(backend, logits, rows)
     assert (sampled.logprobs, sampled.top_token_ids, sampled.top_logprobs) == (None, None, None)
-    sampled = backend.sample(logits.copy(), batch_of(rows, num_top_logprobs=0))
+    sampled = sample(backend, logits, rows, num_top_logprobs=0)
     assert sampled.logprobs is not None
     assert sampled.top_token_ids is not None
     assert sampled.top_token_ids.shape == (2, 0)

@@ -9,6 +9,7 @@ import pytest
 
 from numba_engine.backends.arrays import Norm
 from numba_engine.backends.instruments import CountedTraffic, KindBytes, OpTime, TimeSource
+from numba_engine.backends.sampling import Sampled
 from numba_engine.profiling.recorder import Recorder, summarize
 from numba_engine.profiling.report import MemoryUse, OpBound, OpProfile, StepProfile, sum_ops
 from tests.profiling.idle_backend import CountedModel, FakeClock, FusingBackend, IdleBackend
@@ -71,7 +72,7 @@ def test_calling_an_op_is_part_of_it_but_not_what_the_host_does_before_a_forward
     clock.now += 0.125
     recorder.gather_rows(X, X, X[0])
     clock.now += 2.0  # sampling parameters
-    recorder.sample(X, None)  # type: ignore[arg-type]
+    recorder.sample(Sampled(X[0]), X, None)  # type: ignore[arg-type]
     clock.now += 1.0  # text
     step = take(recorder, clock.now - began_s)
     assert {op.name: op.time_s for op in step.ops} == {

@@ -27,6 +27,6 @@ def test_the_first_sequence_is_as_long(num_seqs: int, prompt_len: int, budget: i
         scheduler.commit(step)
         num_together += sum(scheduled.is_decode for scheduled in step) == num_seqs
         for scheduled in step:
-            if scheduled.wants_token:
+            if scheduled.needs_sampling:
                 scheduled.sequence.token_ids.append(0)
     assert max(map(len, sequences)) == longest_context(num_seqs, prompt_len, 3, budget)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from numba_engine.backends.sampling import SamplingBatch
+from numba_engine.backends.sampling import Sampled, Sampling
 
 
 @dataclass
@@ -28,17 +28,17 @@ class Row:
     bias: dict[int, float] = field(default_factory=dict)
 
 
-def batch_of(rows: Sequence[Row], num_top_logprobs: int = -1) -> SamplingBatch:
+def batch_of(rows: Sequence[Row]) -> Sampling:
     """The rows as the engine hands them to a backend."""
 
     def column(name: str, dtype: type) -> np.ndarray:
         return np.array([getattr(row, name) for row in rows], dtype=dtype)
 
-    def offsets(lengths: Sequence[int]) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    def ends(lengths: list[int]) -> np.ndarray:
+        return np.cumsum(lengths).astype(np.int32)
 
     histories = [[*row.prompt, *row.output] for row in rows]
-    return SamplingBatch(
+    return Sampling(
         temperature=column("temperature", np.float32),
         top_k=column("top_k", np.int32),
         top_p=column("top_p", np.float32),
@@ -48,15 +48,25 @@ def batch_of(rows: Sequence[Row], num_top_logprobs: int = -1) -> SamplingBatch:
         frequency_penalty=column("frequency_penalty", np.float32),
         seed=column("seed", np.uint64),
         output_index=column("output_index", np.uint32),
-        history_offsets=offsets([len(h) for h in histories]),
+        history_begins=ends([0, *[len(h) for h in histories[:-1]]]),
+        history_ends=ends([len(h) for h in histories]),
         history=np.array([t for h in histories for t in h], dtype=np.int32),
         history_prompt_lens=np.array([len(row.prompt) for row in rows], dtype=np.int32),
-        bias_offsets=offsets([len(row.bias) for row in rows]),
+        bias_begins=ends([0, *[len(row.bias) for row in rows[:-1]]]),
+        bias_ends=ends([len(row.bias) for row in rows]),
         bias_token_ids=np.array([t for row in rows for t in row.bias], dtype=np.int32),
         bias_values=np.array([v for row in rows for v in row.bias.values()], dtype=np.float32),
-        num_logits=len(rows),
-        num_top_logprobs=num_top_logprobs,
+        changes_logits=any([*histories, *[row.bias for row in rows]]),
     )
+
+
+def room_for(num_rows: int, num_top_logprobs: int = -1) -> Sampled:
+    """For what is sampled, full of what cannot be; -1: without log-probabilities."""
+    token_ids, logprobs = np.full(num_rows, -1, np.int32), np.full(num_rows, np.nan, np.float32)
+    if num_top_logprobs < 0:
+        return Sampled(token_ids)
+    shape = num_rows, num_top_logprobs
+    return Sampled(token_ids, logprobs, np.full(shape, -1, np.int32), np.full(shape, np.nan, np.float32))
 
 
 def sample(logits: np.ndarray, row: Row) -> int:

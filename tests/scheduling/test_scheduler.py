@@ -21,14 +21,14 @@ def make_sequence(name: str, length: int) -> Sequence:
 
 
 def summary(step: ScheduledStep) -> list[tuple[str, int, bool]]:
-    return [(s.sequence.request_id, s.num_new_tokens, s.wants_token) for s in step]
+    return [(s.sequence.request_id, s.num_new_tokens, s.needs_sampling) for s in step]
 
 
 def run_step(scheduler: Scheduler) -> list[tuple[str, int, bool]]:
     step = scheduler.schedule(now_s=0.0)
     scheduler.commit(step)
     for scheduled in step:
-        if scheduled.wants_token:
+        if scheduled.needs_sampling:
             scheduled.sequence.token_ids.append(0)
     return summary(step)
 
@@ -127,7 +127,7 @@ def test_every_sequence_gets_all_its_tokens(
             assert scheduler.blocks.blocks_for(end) <= len(scheduled.sequence.block_table)
         scheduler.commit(step)
         for scheduled in step:
-            if scheduled.wants_token:
+            if scheduled.needs_sampling:
                 sequence = scheduled.sequence
                 sequence.token_ids.append(0)
                 if sequence.num_output_tokens == wanted[sequence.request_id]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, Segment, Weight
+from numba_engine.backends.capture import CaptureBackend, Graph, Pending
 from numba_engine.backends.cuda import phases
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.device import Device, DeviceArray
@@ -29,12 +31,11 @@ from numba_engine.backends.cuda.kernels.packing import LAYOUTS, looked_up_row_by
 from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.cuda.kernels.rms_norm import rms_norm
 from numba_engine.backends.cuda.kernels.rope import rope
-from numba_engine.backends.cuda.kernels.sample import SampleScratch, SamplingArrays, groups_of
+from numba_engine.backends.cuda.kernels.sample import SampleScratch, groups_of
 from numba_engine.backends.cuda.kernels.store_kv import store_kv
 from numba_engine.backends.cuda.weight_order import WeightOrder
 from numba_engine.backends.layers import Activation, Attention, GatedMlp, Layer
-from numba_engine.backends.replay import DecodeSampling, Drawn, Pending, Recording, ReplayBackend
-from numba_engine.backends.sampling import Sampled, SamplingBatch
+from numba_engine.backends.sampling import Sampled, Sampling
 from numba_engine.config import EngineConfig
 from numba_engine.errors import BackendUnavailableError
 from numba_engine.formats import F32, StoredTensor
@@ -44,7 +45,7 @@ _READ_BYTES = 1 << 30
 _READ_LONG_ENOUGH_S = 1e-3
 
 
-class CudaBackend(ReplayBackend):
+class CudaBackend(CaptureBackend):
     """Runs the unfused ops, one kernel or two each, in order on one stream.
 
     Activations are float32. Quantised weights are multiplied with two planes of int8, as on the CPU, whatever
@@ -109,8 +110,8 @@ class CudaBackend(ReplayBackend):
     def synchronize(self) -> None:
         self.device.synchronize()
 
-    def record(self) -> AbstractContextManager[Recording]:
-        return self.device.record()
+    def capture(self) -> AbstractContextManager[Graph]:
+        return self.device.capture()
 
     def free_memory_bytes(self) -> int:
         return self.device.memory_info().free_bytes
@@ -207,30 +208,10 @@ class CudaBackend(ReplayBackend):
     def gather_rows(self, out: Array, x: Array, rows: Array) -> None:
         gather_rows(self.device, _on_device(out), _on_device(x), _on_device(rows))
 
-    def sample(self, logits: Array, sampling: SamplingBatch) -> Sampled:
-        num_rows, num_top = sampling.num_logits, sampling.num_top_logprobs
-
-        def empty(dtype: type[np.generic], *shape: int) -> CudaArray:
-            return self.empty((num_rows, *shape), np.dtype(dtype))
-
-        if num_top < 0:
-            drawn = Drawn(empty(np.int32), None, None, None)
-        else:
-            drawn = Drawn(empty(np.int32), empty(np.float32), empty(np.int32, num_top), empty(np.float32, num_top))
-        self._draw(drawn, _on_device(logits), _ragged(sampling))
-        wanted = (drawn.logprobs, drawn.top_token_ids, drawn.top_logprobs)
-        logprobs = (None if array is None else self.download(array) for array in wanted)
-        return Sampled(self.download(drawn.token_ids), *logprobs)
-
-    def draw(self, drawn: Drawn, logits: Array, sampling: DecodeSampling) -> None:
-        names = [name for name in SamplingArrays.__dataclass_fields__ if name != "changes_logits"]
-        arrays = {name: _on_device(getattr(sampling, name)) for name in names}
-        self._draw(drawn, _on_device(logits), SamplingArrays(**arrays, changes_logits=sampling.changes_logits))
-
-    def _draw(self, drawn: Drawn, logits: DeviceArray, sampling: SamplingArrays) -> None:
-        token_ids = _on_device(drawn.token_ids)
+    def sample(self, out: Sampled, logits: Array, sampling: Sampling) -> None:
+        token_ids, values, given = _on_device(out.token_ids), _on_device(logits), _sampling_on_device(sampling)
         num_rows, vocab = logits.shape
-        totals = self.empty(token_ids.shape, np.dtype(np.float32))
+        totals = self.empty((num_rows,), np.dtype(np.float32))
         raw_history = self.empty(sampling.history.shape, np.dtype(np.float32))
         raw_bias = self.empty(sampling.bias_values.shape, np.dtype(np.float32))
         maxima = self.empty((num_rows, groups_of(vocab)), np.dtype(np.uint64))
@@ -243,19 +224,17 @@ class CudaBackend(ReplayBackend):
             races.on_device,
             self._zero_arrivals(num_rows),
         )
-        if drawn.top_token_ids is not None and drawn.top_logprobs is not None:
-            top = _on_device(drawn.top_token_ids), _on_device(drawn.top_logprobs)
-            sampling_kernels.logprob_totals(self.device, totals.on_device, *top, logits)
+        if out.top_token_ids is not None and out.top_logprobs is not None:
+            top = _on_device(out.top_token_ids), _on_device(out.top_logprobs)
+            sampling_kernels.logprob_totals(self.device, totals.on_device, *top, values)
         if sampling.changes_logits:
-            sampling_kernels.penalties(self.device, logits, sampling, scratch)
-        sampling_kernels.sample(self.device, token_ids, logits, sampling, scratch)
-        if drawn.logprobs is not None:
-            logprobs = _on_device(drawn.logprobs)
-            sampling_kernels.chosen_logprobs(
-                self.device, logprobs, token_ids, logits, totals.on_device, sampling, scratch
-            )
+            sampling_kernels.penalties(self.device, values, given, scratch)
+        sampling_kernels.sample(self.device, token_ids, values, given, scratch)
+        if out.logprobs is not None:
+            logprobs = _on_device(out.logprobs)
+            sampling_kernels.chosen_logprobs(self.device, logprobs, token_ids, values, totals.on_device, given, scratch)
 
-    def advance(self, batch: Batch, sampling: DecodeSampling, token_ids: Array, block_size: int) -> None:
+    def advance(self, batch: Batch, sampling: Sampling, token_ids: Array, block_size: int) -> None:
         of_batch = (batch.token_ids, batch.positions, batch.slot_mapping, batch.context_lens)
         of_sampling = (sampling.output_index, sampling.history_ends, sampling.history)
         arrays = AdvancedArrays(*map(_on_device, (*of_batch, *of_sampling)))
@@ -274,10 +253,10 @@ class CudaBackend(ReplayBackend):
             self._arrivals = self.upload(np.zeros(count, np.uint32))
         return self._arrivals.on_device
 
-    def _zero_counts(self, arrays: SamplingArrays, logits: DeviceArray) -> DeviceArray:
+    def _zero_counts(self, sampling: Sampling, logits: Array) -> DeviceArray:
         """[≥ L, vocab] of zeros, kept: the kernel leaves them zero."""
         rows, vocab = logits.shape
-        if arrays.changes_logits and (self._counts.shape[0] < rows or self._counts.shape[1] != vocab):
+        if sampling.changes_logits and (self._counts.shape[0] < rows or self._counts.shape[1] != vocab):
             self._counts = self.upload(np.zeros((rows, vocab), np.uint32))
         return self._counts.on_device
 
@@ -335,21 +314,12 @@ def _on_device(array: Array) -> DeviceArray:
     return array.on_device
 
 
+def _sampling_on_device(sampling: Sampling) -> Sampling:
+    """With the device's arrays in it, as kernels take them."""
+    names = [part.name for part in fields(sampling) if part.name != "changes_logits"]
+    arrays: dict[str, Any] = {name: _on_device(getattr(sampling, name)) for name in names}
+    return replace(sampling, **arrays)
+
+
 def _segments(weight: Weight) -> list[PackedSegment]:
     return [PackedSegment(segment.format, segment.num_rows, segment.data.on_device) for segment in weight.segments]
-
-
-def _ragged(sampling: SamplingBatch) -> SamplingArrays:
-    """Lists that lie end to end end where the next one begins."""
-    ragged = ("history", "history_prompt_lens", "bias_token_ids", "bias_values")
-    columns = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    arrays = {name: _on_device(getattr(sampling, name)) for name in (*columns, "seed", "output_index", *ragged)}
-    history, bias = _on_device(sampling.history_offsets), _on_device(sampling.bias_offsets)
-    return SamplingArrays(
-        **arrays,
-        history_begins=history[:-1],
-        history_ends=history[1:],
-        bias_begins=bias[:-1],
-        bias_ends=bias[1:],
-        changes_logits=arrays["history"].shape[0] > 0 or arrays["bias_values"].shape[0] > 0,
-    )

@@ -56,7 +56,7 @@ class GpuArray:
         return GpuArray(self.owner, self.pointer + start * row_bytes, shape, self.dtype)
 
 
-class CudaRecording:
+class CudaGraph:
     """A CUDA graph, and the memory that its kernels use."""
 
     def __init__(self, stream: Any) -> None:
@@ -64,7 +64,7 @@ class CudaRecording:
         self._stream = stream
         self._graph: Any = None
         self._used: dict[int, Any] = {}  # by address
-        self._spare: dict[int, list[Any]] = {}  # given back while recording, by size in bytes
+        self._spare: dict[int, list[Any]] = {}  # given back while capturing, by size in bytes
 
     def replay(self) -> None:
         self._graph.launch(self._stream)
@@ -82,7 +82,7 @@ class CudaRecording:
         self._spare.setdefault(array.nbytes, []).append(array.owner)
 
     def take(self, nbytes: int) -> Any | None:
-        """Memory that what was recorded so far is done with."""
+        """Memory that what was captured so far is done with."""
         spare = self._spare.get(nbytes)
         return spare.pop() if spare else None
 
@@ -134,10 +134,10 @@ class CudaDevice:
         self.compute_capability = (int(properties["major"]), int(properties["minor"]))
         self.multiprocessors = int(properties["multiProcessorCount"])
         self.num_launches = 0
-        """Single launches so far, not those of recordings."""
+        """Single launches so far, not those of graphs."""
         self._pool = cupy.cuda.MemoryPool()
         self._loaded: dict[Kernel, _LoadedKernel] = {}
-        self._recording: CudaRecording | None = None
+        self._capturing: CudaGraph | None = None
         self._threads = {threading.get_ident()}
 
     # ---- memory ------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class CudaDevice:
         nbytes = math.prod(shape) * kind.itemsize
         self._attach_thread()
         try:
-            memory = None if self._recording is None else self._recording.take(nbytes)
+            memory = None if self._capturing is None else self._capturing.take(nbytes)
             if memory is None:
                 with self.stream:  # the pool hands memory out again in this stream's order
                     memory = self._pool.malloc(max(nbytes, 1))
@@ -168,13 +168,13 @@ class CudaDevice:
     def write(self, array: GpuArray, host: np.ndarray) -> None:
         assert host.shape == array.shape
         assert host.dtype == array.dtype
-        self._not_while_recording("write to an array")
+        self._not_while_capturing("write to an array")
         source = np.ascontiguousarray(host)
         if array.nbytes:  # pageable memory is staged before the call returns, so the host array is free again
             self._runtime.memcpyAsync(array.pointer, source.ctypes.data, array.nbytes, _HOST_TO_DEVICE, self.stream.ptr)
 
     def download(self, array: GpuArray) -> np.ndarray:
-        self._not_while_recording("download an array")
+        self._not_while_capturing("download an array")
         host = np.empty(array.shape, array.dtype)
         if array.nbytes:
             self._runtime.memcpyAsync(host.ctypes.data, array.pointer, array.nbytes, _DEVICE_TO_HOST, self.stream.ptr)
@@ -182,7 +182,7 @@ class CudaDevice:
         return host
 
     def download_later(self, array: GpuArray) -> CudaDownload:
-        self._not_while_recording("download an array")
+        self._not_while_capturing("download an array")
         self._attach_thread()
         # Dropped before it arrived, the host's memory goes back to its pool; later copies come later in the stream.
         memory = self._cuda.alloc_pinned_memory(max(array.nbytes, 1))
@@ -195,8 +195,8 @@ class CudaDevice:
 
     def free(self, array: GpuArray) -> None:
         """Back to the pool, which hands it out again in the stream's order."""
-        if self._recording is not None:
-            self._recording.give_back(array)
+        if self._capturing is not None:
+            self._capturing.give_back(array)
         array.owner = None
 
     def memory_info(self) -> MemoryInfo:
@@ -204,12 +204,12 @@ class CudaDevice:
         return MemoryInfo(free + self._pool.free_bytes(), total)
 
     def synchronize(self) -> None:
-        self._not_while_recording("wait")
+        self._not_while_capturing("wait")
         self.stream.synchronize()
 
-    def _not_while_recording(self, what: str) -> None:
-        if self._recording is not None:
-            raise RuntimeError(f"cannot {what} while recording")
+    def _not_while_capturing(self, what: str) -> None:
+        if self._capturing is not None:
+            raise RuntimeError(f"cannot {what} while capturing")
 
     # ---- kernels -----------------------------------------------------------------------------------------------------
 
@@ -223,8 +223,8 @@ class CudaDevice:
         cooperative: bool = False,
     ) -> None:
         self._attach_thread()
-        if self._recording is not None:
-            self._recording.note_launch(arguments)
+        if self._capturing is not None:
+            self._capturing.note_launch(arguments)
         else:
             self.num_launches += 1
         loaded = self._loaded.get(kernel) or self._load(kernel)
@@ -245,21 +245,21 @@ class CudaDevice:
             )
 
     @contextmanager
-    def record(self) -> Iterator[CudaRecording]:
-        assert self._recording is None, "one recording at a time"
+    def capture(self) -> Iterator[CudaGraph]:
+        assert self._capturing is None, "one capture at a time"
         self._attach_thread()
-        self._recording = recording = CudaRecording(self.stream)
+        self._capturing = graph = CudaGraph(self.stream)
         self.stream.begin_capture()  # in CuPy's relaxed mode, which lets the pool ask the driver for memory
         try:
-            yield recording
+            yield graph
         except BaseException:
             with suppress(self._runtime.CUDARuntimeError):  # the capture may be what failed
                 self.stream.end_capture()
             raise
         else:
-            recording.finish(self.stream.end_capture())
+            graph.finish(self.stream.end_capture())
         finally:
-            self._recording = None
+            self._capturing = None
 
     def _load(self, kernel: Kernel) -> _LoadedKernel:
         """Machine code from ptxas where there is one: the PTX may be newer than what the driver can parse."""

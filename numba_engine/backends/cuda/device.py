@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from numba_engine.backends.replay import Pending, Recording
+from numba_engine.backends.capture import Graph, Pending
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.compiler import Kernel
@@ -103,11 +103,11 @@ class Device(Protocol):
         """
         ...
 
-    def record(self) -> AbstractContextManager[Recording]:
-        """Note the launches inside the block instead of running them; the recording runs them, as one.
+    def capture(self) -> AbstractContextManager[Graph]:
+        """Capture the launches inside the block instead of running them; a replay of the graph runs them, as one.
 
         Their arguments are fixed; the contents of their arrays are those of the time they run. The memory they use
-        lives as long as the recording. Copies and waiting cannot be recorded: inside the block they raise RuntimeError.
+        lives as long as the graph. Copies and waiting cannot be captured: inside the block they raise RuntimeError.
         """
         ...
 

@@ -21,7 +21,7 @@ class TimedDevice(Protocol):
     """What a timer asks of ``CudaDevice``."""
 
     num_launches: int
-    """Single launches so far; those of replayed recordings are not among them."""
+    """Single launches so far; those of replayed graphs are not among them."""
     stream: Any
 
     def synchronize(self) -> None: ...

@@ -114,7 +114,7 @@ class LoadedKernel:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class PtxRecording:
+class PtxGraph:
     """Launches to be executed, and the memory that they use.
 
     Replays are executed when the host wants something of the device, and no more of them than it wants: what is
@@ -125,7 +125,7 @@ class PtxRecording:
     launches: list[Callable[[], None]] = field(default_factory=list)
     used: set[Allocation] = field(default_factory=set)
     spare: list[Allocation] = field(default_factory=list)
-    """Given back while recording: free for what is recorded after."""
+    """Given back while capturing: free for what is captured after."""
 
     @property
     def num_launches(self) -> int:
@@ -193,18 +193,18 @@ class PtxDevice:
         self._unnamed = itertools.count()
         self._queue: deque[Callable[[], None]] = deque()
         """Replayed launches and downloads that nobody has waited for yet."""
-        self._recording: PtxRecording | None = None
-        self._recorded: Counter[Allocation] = Counter()
-        """In how many recordings an allocation is used."""
+        self._capturing: PtxGraph | None = None
+        self._captured: Counter[Allocation] = Counter()
+        """In how many graphs an allocation is used."""
         self._unwanted: set[Allocation] = set()
-        """Given back, but used in a recording."""
+        """Given back, but used in a graph."""
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def empty(self, shape: tuple[int, ...], dtype: Any, name: str = "") -> PtxArray:
         kind = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        allocation = self._recording.take(nbytes) if self._recording else None
+        allocation = self._capturing.take(nbytes) if self._capturing else None
         if allocation is None:
             allocation = self.arena.allocate(name or f"array {next(self._unnamed)}", nbytes)
         return PtxArray(allocation, tuple(shape), kind)
@@ -217,7 +217,7 @@ class PtxDevice:
     def write(self, array: PtxArray, host: np.ndarray) -> None:
         if host.shape != array.shape or host.dtype != array.dtype:
             raise ValueError(f"{host.dtype} {host.shape} written to {array.name}, {array.dtype} {array.shape}")
-        self._not_while_recording("write to an array")
+        self._not_while_capturing("write to an array")
         self._run_all()
         self.arena.write(array.allocation, host, array.pointer - array.allocation.start)
 
@@ -225,7 +225,7 @@ class PtxDevice:
         return self.download_later(array).wait()
 
     def download_later(self, array: PtxArray) -> PtxDownload:
-        self._not_while_recording("download an array")
+        self._not_while_capturing("download an array")
         download = PtxDownload(self, array)
         self._queue.append(download.copy)
         return download
@@ -237,13 +237,13 @@ class PtxDevice:
         return data.view(array.dtype).reshape(array.shape)
 
     def free(self, array: PtxArray) -> None:
-        if self._recording is not None:
-            self._recording.spare.append(array.allocation)
+        if self._capturing is not None:
+            self._capturing.spare.append(array.allocation)
         else:
             self._give_back(array.allocation)
 
     def synchronize(self) -> None:
-        self._not_while_recording("wait")
+        self._not_while_capturing("wait")
         self._run_all()
 
     def run_next(self) -> None:
@@ -254,12 +254,12 @@ class PtxDevice:
         while self._queue:
             self.run_next()
 
-    def _not_while_recording(self, what: str) -> None:
-        if self._recording is not None:
-            raise RuntimeError(f"cannot {what} while recording")
+    def _not_while_capturing(self, what: str) -> None:
+        if self._capturing is not None:
+            raise RuntimeError(f"cannot {what} while capturing")
 
     def _give_back(self, allocation: Allocation) -> None:
-        if allocation in self._recorded:
+        if allocation in self._captured:
             self._unwanted.add(allocation)
         else:
             self.arena.free(allocation)
@@ -293,32 +293,32 @@ class PtxDevice:
             shared_bytes=shared_bytes,
             cooperative=cooperative,
         )
-        if self._recording is None:
+        if self._capturing is None:
             self._run_all()
             run()
         else:
-            self._recording.launches.append(run)
-            self._recording.used.update(a.allocation for a in arguments if isinstance(a, PtxArray))
+            self._capturing.launches.append(run)
+            self._capturing.used.update(a.allocation for a in arguments if isinstance(a, PtxArray))
 
     @contextmanager
-    def record(self) -> Iterator[PtxRecording]:
-        assert self._recording is None, "one recording at a time"
-        self._recording = recording = PtxRecording(self._queue)
+    def capture(self) -> Iterator[PtxGraph]:
+        assert self._capturing is None, "one capture at a time"
+        self._capturing = graph = PtxGraph(self._queue)
         try:
-            yield recording
+            yield graph
         finally:
-            self._recording = None
-            self._recorded.update(recording.used)
-            weakref.finalize(recording, self._forget_recording, recording.used).atexit = False
-            for allocation in recording.spare:
+            self._capturing = None
+            self._captured.update(graph.used)
+            weakref.finalize(graph, self._forget_graph, graph.used).atexit = False
+            for allocation in graph.spare:
                 self._give_back(allocation)
-            recording.spare.clear()
+            graph.spare.clear()
 
-    def _forget_recording(self, used: Iterable[Allocation]) -> None:
+    def _forget_graph(self, used: Iterable[Allocation]) -> None:
         for allocation in used:
-            self._recorded[allocation] -= 1
-            if not self._recorded[allocation]:
-                del self._recorded[allocation]
+            self._captured[allocation] -= 1
+            if not self._captured[allocation]:
+                del self._captured[allocation]
                 if allocation in self._unwanted:
                     self._unwanted.remove(allocation)
                     self.arena.free(allocation)

@@ -12,6 +12,7 @@ from numba_engine.backends.arrays import KVCacheLayer, Weight
 from numba_engine.backends.base import OPS
 from numba_engine.backends.layers import GatedMlp, Layer
 from numba_engine.backends.ops import Op
+from numba_engine.backends.sampling import Sampled
 from numba_engine.profiling.recorder import Recorder, TimedCall
 from numba_engine.profiling.report import OpProfile, StepProfile
 
@@ -138,8 +139,12 @@ def _call_profile(call: TimedCall) -> CallProfile:
 
 def _named(op: Op, parameter: str, args: tuple[Any, ...]) -> NamedShape:
     value = op.argument(parameter, args)
-    array = value.k if isinstance(value, KVCacheLayer) else value
-    return NamedShape(parameter, tuple(array.shape))
+    match value:
+        case KVCacheLayer():
+            value = value.k
+        case Sampled():
+            value = value.token_ids
+    return NamedShape(parameter, tuple(value.shape))
 
 
 def _matrix(args: tuple[Any, ...]) -> Matrix | None:

@@ -10,7 +10,7 @@ from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.cards import ptx_counts
 from numba_engine.backends.cuda.compiler import compile_kernel
 from numba_engine.backends.cuda.kernels.advance import advance_kernel
-from numba_engine.backends.replay import DecodeSampling
+from numba_engine.backends.sampling import Sampling
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 128])
@@ -49,7 +49,7 @@ def test_rows_move_on_and_padding_stays(
     column = int32(np.zeros(num_rows))
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     others = ("seed", "history_prompt_lens", "bias_begins", "bias_ends", "bias_token_ids", "bias_values")
-    sampling = DecodeSampling(
+    sampling = Sampling(
         **dict.fromkeys((*names, *others), column),  # advance looks at none of them
         output_index=backend.upload(index),
         history_begins=int32(begins),

@@ -1,4 +1,4 @@
-"""Decode steps recorded and replayed, as the engine runs them: the same tokens, no copies, few launches."""
+"""Decode steps captured and replayed, as the engine runs them: the same tokens, no copies, few launches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from numba_engine import LLM, EngineConfig, FinishReason, SamplingParams
+from numba_engine.backends.capture import Graph
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.config import BackendName
-from numba_engine.execution.decode_state import DecodeSize
+from numba_engine.execution.decode_state import ForwardSize, SampleSize
 from numba_engine.formats import BF16
 from tests.models.cases import PROMPT
 from tests.tiny_models import TinyModel, write_hf
@@ -47,17 +48,20 @@ def seeded(max_tokens: int, **sampling: Any) -> SamplingParams:
     )
 
 
-def launches_of(llm: LLM) -> dict[DecodeSize, int]:
-    """Launches of each recording."""
+def graphs_of(llm: LLM) -> tuple[dict[ForwardSize, Graph], dict[SampleSize, Graph]]:
     graphs = llm.engine._runner._graphs
     assert graphs is not None
-    return {size: recording.num_launches for size, recording in graphs._recordings.items()}
+    return graphs._forward_graphs, graphs._sample_graphs
 
 
 def plain(llm: LLM) -> set[int]:
-    """Launches of those that draw nothing but tokens."""
-    launches = launches_of(llm).items()
-    return {num for size, num in launches if not size.changes_logits and size.num_top_logprobs < 0}
+    """Launches of the steps that sample nothing but tokens: of their two graphs together."""
+    forward, sample = graphs_of(llm)
+    return {
+        graph.num_launches + sample[SampleSize(size.num_rows, False, -1)].num_launches
+        for size, graph in forward.items()
+        if not size.changes_logits
+    }
 
 
 @contextmanager
@@ -81,7 +85,7 @@ def copies_counted(llm: LLM) -> Iterator[Counter[str]]:
 def test_tokens_are_the_cpus_through_joins_leaves_and_longer_contexts(
     backend: BackendName, fusion: bool, make_llm: MakeLLM
 ) -> None:
-    """One crosses the longest context of the first recordings; one joins, one leaves, one stops."""
+    """One crosses the longest context of the first graphs; one joins, one leaves, one stops."""
     long = [*PROMPT, *reversed(PROMPT)] * 4
     long = long[:251]
     cpu = make_llm("cpu")
@@ -116,7 +120,7 @@ def test_tokens_are_the_cpus_through_joins_leaves_and_longer_contexts(
     assert tuple(got["joins"]) == expected["joins"][:4]
     assert tuple(got["leaves"]) == expected["leaves"][: len(got["leaves"])]
     assert len(got["leaves"]) == 7
-    assert {(4, 256), (2, 512)} <= {(size.num_rows, size.max_context_len) for size in launches_of(llm)}
+    assert {(4, 256), (2, 512)} <= {(size.num_rows, size.max_context_len) for size in graphs_of(llm)[0]}
     assert llm.stats.num_free_kv_blocks == llm.stats.num_kv_blocks
 
 
@@ -141,7 +145,7 @@ def test_a_replay_copies_nothing_but_the_token_read(backend: BackendName, make_l
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_penalties_biases_and_log_probabilities_are_recorded_too(backend: BackendName, make_llm: MakeLLM) -> None:
+def test_penalties_biases_and_log_probabilities_are_captured_too(backend: BackendName, make_llm: MakeLLM) -> None:
     """What one row wants the others do not notice; lists grow on the device; then all is as without."""
     prompts = [PROMPT[:7], PROMPT[3:9], PROMPT[:12]]
     wishes = [
@@ -161,7 +165,7 @@ def test_penalties_biases_and_log_probabilities_are_recorded_too(backend: Backen
                 assert [entry.token_id for entry in ours] == [entry.token_id for entry in theirs]
                 logprobs = [entry.logprob for entry in theirs]
                 np.testing.assert_allclose([entry.logprob for entry in ours], logprobs, rtol=0, atol=1e-4)
-    kinds = {(size.changes_logits, size.num_top_logprobs) for size in launches_of(llm)}
+    kinds = {(size.changes_logits, size.num_top_logprobs) for size in graphs_of(llm)[1]}
     assert {(True, 5), (True, -1), (False, -1)} <= kinds
 
 

@@ -51,7 +51,7 @@ def test_tokens_do_not_depend_on_batch_or_chunks(backend: BackendName, tmp_path:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_demo_model_says_what_it_says_on_the_cpu(backend: BackendName, demo_path: Path) -> None:
-    """A prefill, then decode steps recorded and replayed."""
+    """A prefill, then decode steps captured and replayed."""
     num_tokens = 3 if backend == "ptx" else 32
     params = [
         SamplingParams(temperature=0, max_tokens=num_tokens),

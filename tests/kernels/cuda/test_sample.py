@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.kernels.sample import GROUP, SLICE
-from numba_engine.backends.sampling import Sampled, SamplingBatch
+from numba_engine.execution.sampling import SampledTokens, download
 from tests.kernels.cuda.conftest import normal
 from tests.reference import sampling as reference
-from tests.reference.sampling import Row, batch_of
+from tests.reference.sampling import Row, batch_of, room_for
 
 VOCAB = 1003
 
 
-def choose(backend: CudaBackend, logits: np.ndarray, rows: list[Row], num_top_logprobs: int = -1) -> Sampled:
-    batch = batch_of(rows, num_top_logprobs)
-    arrays = {f.name: getattr(batch, f.name) for f in fields(SamplingBatch)}
-    uploaded = {name: backend.upload(a) for name, a in arrays.items() if isinstance(a, np.ndarray)}
-    return backend.sample(backend.upload(logits), replace(batch, **uploaded))
+def choose(backend: CudaBackend, logits: np.ndarray, rows: list[Row], num_top_logprobs: int = -1) -> SampledTokens:
+    sampled = uploaded(backend, room_for(len(rows), num_top_logprobs))
+    backend.sample(sampled, backend.upload(logits), uploaded(backend, batch_of(rows)))
+    return download(sampled, backend)
+
+
+def uploaded(backend: CudaBackend, value: Any) -> Any:
+    """A dataclass of host arrays, with its arrays on the device."""
+    arrays = {part.name: getattr(value, part.name) for part in fields(value)}
+    return replace(value, **{name: backend.upload(a) for name, a in arrays.items() if isinstance(a, np.ndarray)})
 
 
 @pytest.mark.parametrize(

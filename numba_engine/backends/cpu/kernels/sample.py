@@ -45,51 +45,47 @@ from numba_engine.backends.cpu.intrinsics import (
     vi32,
 )
 from numba_engine.backends.cpu.thread_team import ARGS, run
-from numba_engine.backends.sampling import Sampled, SamplingBatch
+from numba_engine.backends.sampling import Sampled, Sampling
 
 if TYPE_CHECKING:
     from numba_engine.backends.cpu.backend import CpuBackend
 
-(_LOGITS, _V, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _OUTPUT_INDEX, _HISTORY_OFFSETS, _HISTORY,
- _HISTORY_PROMPT_LENS, _REPETITION, _PRESENCE, _FREQUENCY, _BIAS_OFFSETS, _BIAS_IDS, _BIAS_VALUES, _NUM_TOP, _TOKEN_IDS,
- _LOGPROBS, _TOP_IDS, _TOP_LOGPROBS, _COUNTS) = range(23)  # fmt: skip
+(_LOGITS, _V, _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _SEED, _OUTPUT_INDEX, _HISTORY_BEGINS,
+ _HISTORY_ENDS, _HISTORY, _HISTORY_PROMPT_LENS, _REPETITION, _PRESENCE, _FREQUENCY, _BIAS_BEGINS, _BIAS_ENDS,
+ _BIAS_IDS, _BIAS_VALUES, _NUM_TOP, _TOKEN_IDS, _LOGPROBS, _TOP_IDS, _TOP_LOGPROBS, _COUNTS) = range(25)  # fmt: skip
 
 GROUP_TOKENS = 4 * LANES  # drawn at once: 16 Philox blocks of 4
 _BINS_PER_UNIT, _NUM_BINS = 64, 2048
 
 
-_NONE = np.empty(0, dtype=np.float32)
-_NO_IDS = np.empty((0, 0), dtype=np.int32)
-_NO_VALUES = np.empty((0, 0), dtype=np.float32)
+_NO_LOGPROBS: tuple[Any, ...] = (
+    np.empty(0, dtype=np.float32),
+    np.empty((0, 0), dtype=np.int32),
+    np.empty((0, 0), dtype=np.float32),
+)
 
 
-def launch(backend: CpuBackend, logits: Array, sampling: SamplingBatch) -> Sampled:
-    num_logits, vocab = sampling.num_logits, logits.shape[1]
-    num_top = sampling.num_top_logprobs
-    counts = backend.zero_counts(num_logits * vocab if sampling.history.shape[0] else 0)
-    token_ids = np.empty(num_logits, dtype=np.int32)
-    logprobs = np.empty(num_logits, dtype=np.float32) if num_top >= 0 else _NONE
-    top_ids = np.empty((num_logits, num_top), dtype=np.int32) if num_top >= 0 else _NO_IDS
-    top_logprobs = np.empty((num_logits, num_top), dtype=np.float32) if num_top >= 0 else _NO_VALUES
-    s = sampling
+def launch(backend: CpuBackend, out: Sampled, logits: Array, sampling: Sampling) -> None:
+    s, (num_rows, vocab) = sampling, logits.shape
+    counts = backend.zero_counts(num_rows * vocab if s.history.shape[0] else 0)
+    num_top = -1 if out.top_token_ids is None else out.top_token_ids.shape[1]
+    logprobs = _NO_LOGPROBS if num_top < 0 else (out.logprobs, out.top_token_ids, out.top_logprobs)
     sample(
         backend.team, sample_kernel(), logits, s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty,
-        s.presence_penalty, s.frequency_penalty, s.seed, s.output_index, s.history_offsets, s.history,
-        s.history_prompt_lens, s.bias_offsets, s.bias_token_ids, s.bias_values, num_top, counts, token_ids, logprobs,
-        top_ids, top_logprobs,
+        s.presence_penalty, s.frequency_penalty, s.seed, s.output_index, s.history_begins, s.history_ends, s.history,
+        s.history_prompt_lens, s.bias_begins, s.bias_ends, s.bias_token_ids, s.bias_values, num_top, counts,
+        out.token_ids, *logprobs,
     )  # fmt: skip
-    if num_top < 0:
-        return Sampled(token_ids, None, None, None)
-    return Sampled(token_ids, logprobs, top_ids, top_logprobs)
 
 
 @launcher
 def sample(
     team: np.ndarray, kernel: int, logits: np.ndarray, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray,
     min_p: np.ndarray, repetition: np.ndarray, presence: np.ndarray, frequency: np.ndarray, seed: np.ndarray,
-    output_index: np.ndarray, history_offsets: np.ndarray, history: np.ndarray, history_prompt_lens: np.ndarray,
-    bias_offsets: np.ndarray, bias_ids: np.ndarray, bias_values: np.ndarray, num_top: int, counts: np.ndarray,
-    token_ids: np.ndarray, logprobs: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray,
+    output_index: np.ndarray, history_begins: np.ndarray, history_ends: np.ndarray, history: np.ndarray,
+    history_prompt_lens: np.ndarray, bias_begins: np.ndarray, bias_ends: np.ndarray, bias_ids: np.ndarray,
+    bias_values: np.ndarray, num_top: int, counts: np.ndarray, token_ids: np.ndarray, logprobs: np.ndarray,
+    top_ids: np.ndarray, top_logprobs: np.ndarray,
 ) -> None:  # fmt: skip
     """``num_top`` -1: no log-probabilities. ``counts``: scratch [L, V] int32 of zeros, and zeros again afterwards."""
     rows, vocab = logits.shape
@@ -106,13 +102,15 @@ def sample(
     team[ARGS + _LOGPROBS] = logprobs.ctypes.data
     team[ARGS + _TOP_IDS] = top_ids.ctypes.data
     team[ARGS + _TOP_LOGPROBS] = top_logprobs.ctypes.data
-    team[ARGS + _HISTORY_OFFSETS] = history_offsets.ctypes.data
+    team[ARGS + _HISTORY_BEGINS] = history_begins.ctypes.data
+    team[ARGS + _HISTORY_ENDS] = history_ends.ctypes.data
     team[ARGS + _HISTORY] = history.ctypes.data
     team[ARGS + _HISTORY_PROMPT_LENS] = history_prompt_lens.ctypes.data
     team[ARGS + _REPETITION] = repetition.ctypes.data
     team[ARGS + _PRESENCE] = presence.ctypes.data
     team[ARGS + _FREQUENCY] = frequency.ctypes.data
-    team[ARGS + _BIAS_OFFSETS] = bias_offsets.ctypes.data
+    team[ARGS + _BIAS_BEGINS] = bias_begins.ctypes.data
+    team[ARGS + _BIAS_ENDS] = bias_ends.ctypes.data
     team[ARGS + _BIAS_IDS] = bias_ids.ctypes.data
     team[ARGS + _BIAS_VALUES] = bias_values.ctypes.data
     team[ARGS + _COUNTS] = counts.ctypes.data
@@ -135,10 +133,10 @@ def sample_kernel() -> int:
                 ids = carray(pointer_i32(load_i64(args, _TOP_IDS) + row * num_top * 4), (num_top,), np.int32)
                 values = carray(pointer_f32(load_i64(args, _TOP_LOGPROBS) + row * num_top * 4), (num_top,), np.float32)
                 top_logprobs(logits, log_total, ids, values)
-            history_begin = load_i32(load_i64(args, _HISTORY_OFFSETS), row)
-            history_end = load_i32(load_i64(args, _HISTORY_OFFSETS), row + 1)
-            bias_begin = load_i32(load_i64(args, _BIAS_OFFSETS), row)
-            bias_end = load_i32(load_i64(args, _BIAS_OFFSETS), row + 1)
+            history_begin = load_i32(load_i64(args, _HISTORY_BEGINS), row)
+            history_end = load_i32(load_i64(args, _HISTORY_ENDS), row)
+            bias_begin = load_i32(load_i64(args, _BIAS_BEGINS), row)
+            bias_end = load_i32(load_i64(args, _BIAS_ENDS), row)
             changed = history_end > history_begin or bias_end > bias_begin
             raw = logits.copy() if changed and num_top >= 0 else logits
             apply_penalties(args, row, logits, history_begin, history_end)

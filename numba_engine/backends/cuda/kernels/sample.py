@@ -1,6 +1,6 @@
 """sample: choose a token for every row of logits, all on the device (semantics in ``Backend.sample``).
 
-Arrays (flat): logits float32 [L, vocab]; the parameters of ``SamplingBatch`` [L]; token_ids int32 [L]. Four kernels:
+Arrays (flat): logits float32 [L, vocab]; the parameters of ``Sampling`` [L]; token_ids int32 [L]. Four kernels:
 
 ``logprob_totals``   log Σ exp of the raw logits, and the n most likely tokens, if log-probabilities are wanted;
 ``penalties``        repetition, presence, frequency, bias, in place; only for tokens that appear, never the whole row;
@@ -56,6 +56,7 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
     to_fixed,
 )
 from numba_engine.backends.cuda.kernels.reductions import FULL_WARP, sum_block
+from numba_engine.backends.sampling import Sampling
 
 THREADS = 512
 WARPS = THREADS // 32
@@ -76,30 +77,6 @@ twice again for two groups: 2^-15.
 PENALTY_THREADS = 256
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingArrays:
-    """``SamplingBatch`` or ``DecodeSampling`` on the device."""
-
-    temperature: DeviceArray
-    top_k: DeviceArray
-    top_p: DeviceArray
-    min_p: DeviceArray
-    repetition_penalty: DeviceArray
-    presence_penalty: DeviceArray
-    frequency_penalty: DeviceArray
-    seed: DeviceArray
-    output_index: DeviceArray
-    history_begins: DeviceArray
-    history_ends: DeviceArray
-    history: DeviceArray
-    history_prompt_lens: DeviceArray
-    bias_begins: DeviceArray
-    bias_ends: DeviceArray
-    bias_token_ids: DeviceArray
-    bias_values: DeviceArray
-    changes_logits: bool
 
 
 @cuda.jit(device=True, inline="always")
@@ -611,8 +588,9 @@ def groups_of(vocab: int) -> int:
 
 
 def sample(
-    device: Device, token_ids: DeviceArray, logits: DeviceArray, sampling: SamplingArrays, scratch: SampleScratch
+    device: Device, token_ids: DeviceArray, logits: DeviceArray, sampling: Sampling, scratch: SampleScratch
 ) -> None:
+    """The arrays in ``sampling`` are the device's own, here and below."""
     num_rows, vocab = logits.shape
     num_groups = groups_of(vocab)
     num_slices = num_groups // WARPS
@@ -627,7 +605,7 @@ def sample(
     )
 
 
-def penalties(device: Device, logits: DeviceArray, sampling: SamplingArrays, scratch: SampleScratch) -> None:
+def penalties(device: Device, logits: DeviceArray, sampling: Sampling, scratch: SampleScratch) -> None:
     num_rows, vocab = logits.shape
     s = sampling
     arrays = [flat(logits), scratch.raw_history, scratch.raw_bias, flat(scratch.counts)]
@@ -652,7 +630,7 @@ def chosen_logprobs(
     token_ids: DeviceArray,
     logits: DeviceArray,
     totals: DeviceArray,
-    sampling: SamplingArrays,
+    sampling: Sampling,
     scratch: SampleScratch,
 ) -> None:
     num_rows, vocab = logits.shape

@@ -1,4 +1,4 @@
-"""Recording and replaying launches: on the executor, and as a CUDA graph over the fake driver and on a real one."""
+"""Capturing and replaying launches: on the executor, and as a CUDA graph over the fake driver and on a real one."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def test_a_replay_does_with_the_arrays_what_the_launches_would(device: Device, r
     first, second, third = rows(rng), rows(rng), rows(rng)
     x, order = device.upload(first), device.upload(ORDER)
     middle, out = device.upload(np.zeros(SHAPE, np.float32)), device.upload(np.zeros(SHAPE, np.float32))
-    with device.record() as recording:
+    with device.capture() as graph:
         gather_rows(device, middle, x, order)
         gather_rows(device, out, middle, order)
-    assert recording.num_launches == 2
+    assert graph.num_launches == 2
     assert not device.download(out).any(), "nothing ran yet"
     for host in (first, second, third):
         device.write(x, host)
-        recording.replay()
+        graph.replay()
         np.testing.assert_array_equal(device.download(out), host[ORDER][ORDER])
     device.write(order, np.arange(3, dtype=np.int32))
-    recording.replay()
+    graph.replay()
     np.testing.assert_array_equal(device.download(out), third)
 
 
@@ -70,25 +70,25 @@ def test_a_replay_runs_when_its_result_is_waited_for(simulated: PtxDevice, rng: 
     simulated.count()
     x, order = simulated.upload(rows(rng)), simulated.upload(ORDER)
     out = simulated.upload(np.zeros(SHAPE, np.float32))
-    with simulated.record() as recording:
+    with simulated.capture() as graph:
         gather_rows(simulated, out, x, order)
-    recording.replay()
+    graph.replay()
     first = simulated.download_later(out)
-    recording.replay()
+    graph.replay()
     second = simulated.download_later(out)
     assert len(simulated.launches) == 0
     first.wait()
     assert len(simulated.launches) == 1
     second.wait()
     assert len(simulated.launches) == 2
-    recording.replay()
+    graph.replay()
     gather_rows(simulated, out, x, order)
     assert len(simulated.launches) == 4, "a launch runs at once, after what was launched before it"
 
 
 def test_memory_of_a_recording_is_its_own_while_it_lives(device: Device, rng: np.random.Generator) -> None:
     x, order, out = device.upload(rows(rng)), device.upload(ORDER), device.upload(np.zeros(SHAPE, np.float32))
-    with device.record() as recording:
+    with device.capture() as graph:
         middle = device.empty(SHAPE, np.float32)
         gather_rows(device, middle, x, order)
         gather_rows(device, out, middle, order)
@@ -96,15 +96,15 @@ def test_memory_of_a_recording_is_its_own_while_it_lives(device: Device, rng: np
     host = device.download(x)
     device.free(x)
     others = [device.upload(np.full(SHAPE, i, np.float32)) for i in range(6)]
-    recording.replay()
+    graph.replay()
     np.testing.assert_array_equal(device.download(out), host[ORDER][ORDER])
     for i, other in enumerate(others):
         assert (device.download(other) == i).all()
 
 
-def test_what_is_given_back_while_recording_serves_again(device: Device, rng: np.random.Generator) -> None:
+def test_what_is_given_back_while_capturing_serves_again(device: Device, rng: np.random.Generator) -> None:
     x, order, out = device.upload(rows(rng)), device.upload(ORDER), device.upload(np.zeros(SHAPE, np.float32))
-    with device.record() as recording:
+    with device.capture() as graph:
         source, places = x, set()
         for _ in range(5):
             passing = device.empty(SHAPE, np.float32)
@@ -115,14 +115,14 @@ def test_what_is_given_back_while_recording_serves_again(device: Device, rng: np
             source = passing
         gather_rows(device, out, source, order)
     assert len(places) == 2
-    recording.replay()
+    graph.replay()
     expected = device.download(x)
     for _ in range(6):
         expected = expected[ORDER]
     np.testing.assert_array_equal(device.download(out), expected)
 
 
-def test_memory_comes_back_with_the_end_of_the_recordings(
+def test_memory_comes_back_with_the_end_of_the_graphs(
     kind: str, device: Device, simulated: PtxDevice, rng: np.random.Generator
 ) -> None:
     if kind == "cuda":
@@ -131,24 +131,24 @@ def test_memory_comes_back_with_the_end_of_the_recordings(
     gather_rows(device, out, device.upload(rows(rng)), order)  # loads the kernel
     before = simulated.arena.used_bytes
     x = device.upload(rows(rng))
-    recordings = []
+    graphs = []
     for _ in range(2):
-        with device.record() as recording:
+        with device.capture() as graph:
             passing = device.empty(SHAPE, np.float32)
             gather_rows(device, passing, x, order)
             gather_rows(device, out, passing, order)
             device.free(passing)
-        recordings.append(recording)
+        graphs.append(graph)
     device.free(x)
     array_bytes = 4 * SHAPE[0] * SHAPE[1]
     assert simulated.arena.used_bytes - before == 3 * array_bytes
-    del recording, recordings[0], passing
+    del graph, graphs[0], passing
     assert simulated.arena.used_bytes - before == 2 * array_bytes
-    del recordings[0], x
+    del graphs[0], x
     assert simulated.arena.used_bytes == before
 
 
-def test_copies_and_waiting_are_refused_while_recording(device: Device, rng: np.random.Generator) -> None:
+def test_copies_and_waiting_are_refused_while_capturing(device: Device, rng: np.random.Generator) -> None:
     x, order = device.upload(rows(rng)), device.upload(ORDER)
     forbidden: list[Callable[[], object]] = [
         lambda: device.upload(ORDER),
@@ -158,7 +158,7 @@ def test_copies_and_waiting_are_refused_while_recording(device: Device, rng: np.
         device.synchronize,
     ]
     for call in forbidden:
-        with pytest.raises(RuntimeError, match=r"cannot .* while recording"), device.record():
+        with pytest.raises(RuntimeError, match=r"cannot .* while capturing"), device.capture():
             call()
         np.testing.assert_array_equal(device.download(order), ORDER)  # and all is as before
 
