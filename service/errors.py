@@ -44,10 +44,10 @@ class ProfileBusyError(NumbaEngineError):
 
 
 class TextsFullError(NumbaEngineError):
-    """Texts wait to be tokenised, and one more long one would be too much."""
+    """Texts wait to be tokenised, and one more would be too much."""
 
     def __init__(self, waiting_bytes: int, limit_bytes: int, retry_after_s: float) -> None:
-        super().__init__(f"{waiting_bytes} bytes of long texts wait to be tokenised, the limit is {limit_bytes}")
+        super().__init__(f"{waiting_bytes} bytes of texts wait to be tokenised, the limit is {limit_bytes}")
         self.retry_after_s = max(retry_after_s, 0.1)
 
 

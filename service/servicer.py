@@ -26,7 +26,7 @@ from service.text_threads import TextThreads
 _Result = TypeVar("_Result")
 _Context = grpc.aio.ServicerContext[Any, Any]
 
-_MAX_WAITING_LONG_TEXTS = 8
+_MAX_WAITING_TEXTS = 8  # of the longest
 # A cancellation this close to the deadline is the deadline's: the client's clock may run ahead of ours by network time.
 _DEADLINE_TOLERANCE_S = 0.05
 _RETRY_WHEN_FULL_S = 1.0
@@ -44,7 +44,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         self._calls_in_flight = 0
         self._call_ended = asyncio.Event()
         # Checking and tokenising a long prompt takes seconds.
-        self._text_threads = TextThreads(max_long_bytes=_MAX_WAITING_LONG_TEXTS * config.max_text_bytes)
+        self._text_threads = TextThreads(max_waiting_bytes=_MAX_WAITING_TEXTS * config.max_text_bytes)
 
     @property
     def calls_in_flight(self) -> int:

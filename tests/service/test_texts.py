@@ -10,12 +10,12 @@ import grpc
 import pytest
 
 from numba_engine_api.v1 import inference_pb2 as api
-from service.text_threads import MAX_SHORT_BYTES, TextThreads
+from service.text_threads import TextThreads
 from tests.service.conftest import PATIENCE_S, Serve, Served
 from tests.service.fake_llm import FakeLLM
 from tests.service.test_errors import details_of, failure_of, generate, violations
 
-LONG = "x" * (MAX_SHORT_BYTES + 1)
+LONG = "x" * 100_000
 
 
 class SlowTexts(FakeLLM):
@@ -92,9 +92,9 @@ async def test_what_waits_of_long_texts_is_bounded(serve: Serve) -> None:
         assert len((await tokenize(served, LONG)).token_ids) == len(LONG), "there is room again"
 
 
-@pytest.mark.parametrize("unit", [1, 2**10])
+@pytest.mark.parametrize("unit", [1, 2**9, 2**12])
 async def test_the_smaller_goes_first_and_a_cancelled_one_never_starts(unit: int) -> None:
-    threads = TextThreads(max_long_bytes=2**30)
+    threads = TextThreads(max_waiting_bytes=2**30)
     entered, go_on, order = threading.Event(), threading.Event(), list[int]()
 
     def hold() -> None:
