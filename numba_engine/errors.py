@@ -53,12 +53,10 @@ class UnsupportedModelError(CheckpointError):
 
 
 class QueueFullError(NumbaEngineError):
-    """Every place to run or to wait is taken. ``retry_after_s`` estimates when one will be free."""
+    """Every place to run or to wait is taken. ``retry_after_s`` estimates in which time one gets free."""
 
     def __init__(self, num_requests: int, limit: int, retry_after_s: float) -> None:
-        super().__init__(
-            f"{num_requests} requests run or wait, the limit is {limit}; retry in about {retry_after_s:.1f} s"
-        )
+        super().__init__(f"{num_requests} requests run or wait, the limit is {limit}; try again later")
         self.retry_after_s = retry_after_s
 
 

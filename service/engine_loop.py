@@ -238,7 +238,7 @@ class EngineLoop:
     def submit_profile(self, request_id: str, work: ProfileWork) -> RequestStream:
         """The same for a profile. Raises ProfileBusyError as well."""
         if self.profiled_request_id is not None:
-            raise ProfileBusyError(self.profiled_request_id)
+            raise ProfileBusyError
         stream = self._open(request_id)
         self.profiled_request_id = request_id
         self.profile_has_own_work = bool(work.requests)

@@ -35,12 +35,12 @@ class NoChatTemplateError(NumbaEngineError):
 
 
 class ProfileBusyError(NumbaEngineError):
-    """A profile is running; there is one at a time."""
+    """A profile is running; there is one at a time. Says not whose: with its id it could be aborted."""
 
     retry_after_s = 5.0
 
-    def __init__(self, request_id: str) -> None:
-        super().__init__(f"the profile of request {request_id!r} is running, and there is one at a time")
+    def __init__(self) -> None:
+        super().__init__("a profile is running, and there is one at a time")
 
 
 class TextsFullError(NumbaEngineError):

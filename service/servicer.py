@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from service import translate, translate_estimate, translate_profile
 from service.config import ServiceConfig
 from service.engine_loop import EngineLoop
 from service.errors import EngineFailedError, SlowClientError, UnknownRequestError
+from service.retry_hints import RetryHints
 from service.status import ServerStatus
 from service.telemetry import Counters, RequestRecord, log
 from service.text_threads import TextThreads
@@ -29,7 +32,6 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 _MAX_WAITING_TEXTS = 8  # of the longest
 # A cancellation this close to the deadline is the deadline's: the client's clock may run ahead of ours by network time.
 _DEADLINE_TOLERANCE_S = 0.05
-_RETRY_WHEN_FULL_S = 1.0
 _MAX_LOGGED_CHARS = 1000
 
 
@@ -42,6 +44,11 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         self._status = status
         self._config = config
         self._calls_in_flight = 0
+        self._last_answered = time.monotonic()
+        self._s_per_call = 0.1
+        """How often a call ends that was served, as of late."""
+        self._hints: defaultdict[str, RetryHints] = defaultdict(RetryHints)
+        """By the reason of a refusal."""
         self._call_ended = asyncio.Event()
         # Checking and tokenising a long prompt takes seconds.
         self._text_threads = TextThreads(max_waiting_bytes=_MAX_WAITING_TEXTS * config.max_text_bytes)
@@ -190,8 +197,9 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         self._calls_in_flight += 1
         try:
             if self._calls_in_flight > self._config.max_in_flight and not isinstance(request, api.GetStatusRequest):
-                raise QueueFullError(self._calls_in_flight - 1, self._config.max_in_flight, _RETRY_WHEN_FULL_S)
+                raise QueueFullError(self._calls_in_flight - 1, self._config.max_in_flight, self._s_per_call)
             yield
+            self._note_answered()
             if record:
                 record.finish()
         except asyncio.CancelledError:
@@ -209,6 +217,11 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
             self._calls_in_flight -= 1
             self._call_ended.set()
 
+    def _note_answered(self) -> None:
+        now = time.monotonic()
+        self._s_per_call += 0.1 * (min(now - self._last_answered, 1.0) - self._s_per_call)
+        self._last_answered = now
+
     async def _refuse(
         self, context: _Context, request_id: str, request: Any, error: Exception, record: RequestRecord | None
     ) -> None:
@@ -223,10 +236,13 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
             record.end(kind.outcome, level=logging.ERROR if is_bug else logging.INFO, error=trace)
         elif is_bug:
             log(logging.ERROR, "failed", error=trace, request_id=request_id, rpc=type(request).__name__)
+        place_s = getattr(error, "retry_after_s", None)
+        hints = self._hints[kind.reason] if kind.outcome == "rejected" else RetryHints()
+        retry_after_s = None if place_s is None else hints.delay_s(place_s)
         # The status waits behind what the client has not read; to one that never reads again it is not worth a place.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.stalled_client_s):
-                await context.abort_with_status(translate.to_grpc_status(error, request_id))
+                await context.abort_with_status(translate.to_grpc_status(error, request_id, retry_after_s))
 
 
 def _new_id() -> str:

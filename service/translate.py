@@ -341,7 +341,7 @@ _MAX_FIELD_BYTES = 80
 _MAX_DESCRIPTION_BYTES = 200
 
 
-def to_grpc_status(error: Exception, request_id: str) -> grpc.Status:
+def to_grpc_status(error: Exception, request_id: str, retry_after_s: float | None = None) -> grpc.Status:
     """The status with its details. A bug is only named by the request id: its text and trace stay in the log."""
     kind = kind_of(error)
     text = str(error)
@@ -361,7 +361,6 @@ def to_grpc_status(error: Exception, request_id: str) -> grpc.Status:
             for v in error.violations[:_MAX_VIOLATIONS]
         ]
         details.append(error_details_pb2.BadRequest(field_violations=violations))
-    retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromNanoseconds(int(retry_after_s * 1e9))

@@ -330,19 +330,58 @@ def test_no_retry_beyond_the_deadline(service: FakeService, target: str) -> None
 
 
 def test_other_errors_are_not_tried_again(service: FakeService, target: str) -> None:
-    service.behaviours["Abort"] = lambda request, context: fake.refuse(context, code_pb2.UNAVAILABLE, "loading")
-    with Client(target, retry=Retry(attempts=3)) as client, pytest.raises(UnavailableError):
+    service.behaviours["Abort"] = lambda request, context: fake.refuse(context, code_pb2.INTERNAL, "a bug")
+    with Client(target, retry=Retry(attempts=3)) as client, pytest.raises(ServerError):
         client.abort("x")
     assert len(service.requests) == 1
 
 
-def test_only_a_refusal_that_says_when_is_tried_again() -> None:
+async def test_an_unavailable_server_is_tried_again(service: FakeService, target: str) -> None:
+    def unavailable_at_first(request: pb.GenerateRequest, context: grpc.ServicerContext) -> Any:
+        if len(service.requests) % 3:
+            fake.refuse(context, code_pb2.UNAVAILABLE, "restarting")
+        return fake.answer("finally")(request, context)
+
+    service.behaviours["Generate"] = unavailable_at_first
+    retry = Retry(attempts=3, first_s=0.01)
+    with Client(target, retry=retry) as client:
+        assert client.generate_text("p") == "finally"
+    async with AsyncClient(target, retry=retry) as async_client:
+        assert await async_client.generate_text("p") == "finally"
+    with Client(target, retry=Retry(attempts=2, first_s=0.01)) as client, pytest.raises(UnavailableError):
+        client.generate_text("p")
+    assert len(service.requests) == 8
+
+
+def test_a_server_that_is_not_there_yet_is_tried_again(service: FakeService) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with Client(f"127.0.0.1:{port}", retry=Retry(attempts=3, first_s=0.01)) as client:
+        before = time.monotonic()
+        with pytest.raises(UnavailableError):
+            client.status()
+        assert time.monotonic() - before >= 0.03
+
+
+def test_waits_grow_with_each_attempt() -> None:
+    retry = Retry(attempts=9, first_s=0.5, longest_s=6.0)
+    unavailable = UnavailableError(grpc.StatusCode.UNAVAILABLE, "connection refused")
+    full = OverloadedError(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", ErrorDetails(retry_delay_s=0.5))
+    for error in (unavailable, full):
+        for attempt, least in enumerate((0.5, 1.0, 2.0, 4.0, 6.0, 6.0), start=1):
+            delay = retry.delay_s(error, attempt)
+            assert delay is not None
+            assert least <= delay <= 1.25 * least
+
+
+def test_only_a_full_server_that_says_when_is_tried_again() -> None:
     retry = Retry(attempts=9, longest_s=6.0)
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     asked = {5.0: (5.0, 6.25), 60.0: (6.0, 7.5)}
     for delay_s, (low, high) in asked.items():
         full = OverloadedError(code, "full", ErrorDetails(retry_delay_s=delay_s))
-        delay = retry.delay_s(full, 8)
+        delay = retry.delay_s(full, 1)
         assert delay is not None
         assert low <= delay <= high
         assert retry.delay_s(full, 9) is None, "that was the last attempt"

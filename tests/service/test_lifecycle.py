@@ -70,7 +70,7 @@ async def test_while_the_model_loads(serve: Serve) -> None:
             error = await failure_of(call)
             assert error.code() is grpc.StatusCode.UNAVAILABLE
             assert error.details() == "the model is being loaded"
-            assert details_of(error)["RetryInfo"].retry_delay.seconds == 2
+            assert 2000 <= details_of(error)["RetryInfo"].retry_delay.ToMilliseconds() <= 3000
         assert (await failure_of(served.stub.Abort(api.AbortRequest(request_id="x")))).code() is (
             grpc.StatusCode.NOT_FOUND
         )

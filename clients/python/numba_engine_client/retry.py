@@ -1,4 +1,4 @@
-"""Trying again when the server is full."""
+"""Trying again when the server is full or not there."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ import random
 import time
 from dataclasses import dataclass
 
-from numba_engine_client.errors import InferenceError, OverloadedError
+from numba_engine_client.errors import InferenceError, OverloadedError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a call that the server had no place for is made again.
+    """How often a call is made again that the server had no place for, or that found no server.
 
-    Waits as long as the server's RetryInfo says; a refusal without one, such as of a message that is too large, would
-    be refused again. A jitter of up to a quarter keeps clients from coming back together. A stream that has begun is
-    never repeated.
+    Waits as long as the server's RetryInfo says, or ``first_s`` where none could say, and twice as long after each
+    further attempt. A server that is there and full without a RetryInfo, such as of a message that is too large, would
+    refuse again. A jitter of up to a quarter keeps clients from coming back together. A stream that has begun is never
+    repeated.
     """
 
     attempts: int = 5
     """Calls in all."""
+    first_s: float = 0.2
     longest_s: float = 30.0
 
     def delay_s(self, error: InferenceError, attempt: int) -> float | None:
         """Seconds until the call after this ``attempt`` (counted from 1); None when it is the last."""
-        if not isinstance(error, OverloadedError) or error.retry_delay_s is None or attempt >= self.attempts:
+        asked_s = error.retry_delay_s
+        if isinstance(error, UnavailableError) and asked_s is None:
+            asked_s = self.first_s
+        if not isinstance(error, OverloadedError | UnavailableError) or asked_s is None or attempt >= self.attempts:
             return None
-        return min(error.retry_delay_s, self.longest_s) * random.uniform(1.0, 1.25)
+        return min(asked_s * 2 ** (attempt - 1), self.longest_s) * random.uniform(1.0, 1.25)
 
 
 NO_RETRY = Retry(attempts=1)
