@@ -8,6 +8,7 @@ from numba_engine.backends import create_backend
 from numba_engine.backends.base import Backend
 from numba_engine.checkpoint import Progress, TensorHeader, open_checkpoint
 from numba_engine.config import EngineConfig
+from numba_engine.errors import OutOfMemoryError
 from numba_engine.execution.kv_cache import KVCacheSize, kv_cache_size
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.decoder import Decoder
@@ -50,7 +51,13 @@ def load_model(model: str, config: EngineConfig, progress: Progress | None = Non
         model_config = read_config(checkpoint)
         tokenizer = load_tokenizer(checkpoint)
         params = SamplingParams(**(default_sampling(checkpoint) or _USUAL_SAMPLING))
-        weights = load_weights(checkpoint, model_config, backend, progress)
+        try:
+            weights = load_weights(checkpoint, model_config, backend, progress)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"the weights do not fit into memory, of which {backend.free_memory_bytes()} bytes are free ({error})."
+                " Take a smaller model or storage format, or raise the process's limit."
+            ) from None
         stored = checkpoint.headers
     cache = kv_cache_size(model_config, config, backend)
     rope_tables = build_rope_tables(model_config, cache.max_model_len, backend)

@@ -54,9 +54,20 @@ def kv_cache_size(model: ModelConfig, config: EngineConfig, backend: Backend) ->
 def allocate_kv_cache(
     model: ModelConfig, config: EngineConfig, num_blocks: int, backend: Backend
 ) -> tuple[KVCacheLayer, ...]:
-    """One pair of arrays per layer. Blocks are written before they are read, so nothing is cleared."""
+    """One pair of arrays per layer. Blocks are written before they are read, so nothing is cleared.
+
+    Raises:
+        OutOfMemoryError: the memory that seemed to be free is not to be had.
+    """
     shapes = (
         (num_blocks, layer.attention.num_kv_heads, config.block_size, layer.attention.head_dim)
         for layer in model.layers
     )
-    return tuple(KVCacheLayer(*(backend.empty(shape, backend.kv_cache_dtype) for _ in "kv")) for shape in shapes)
+    try:
+        return tuple(KVCacheLayer(*(backend.empty(shape, backend.kv_cache_dtype) for _ in "kv")) for shape in shapes)
+    except MemoryError as error:
+        nbytes = num_blocks * config.block_size * model.kv_values_per_token * backend.kv_cache_dtype.itemsize
+        raise OutOfMemoryError(
+            f"the KV cache of {nbytes} bytes cannot be allocated ({error}). Lower --kv-cache-bytes (kv_cache_bytes),"
+            " --num-kv-blocks or --max-model-len."
+        ) from None

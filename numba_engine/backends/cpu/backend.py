@@ -23,6 +23,7 @@ from numba_engine.backends.cpu.kernels.arithmetic_peak import (
 )
 from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8, prepared_bytes
 from numba_engine.backends.cpu.kernels.read_bandwidth import read_bandwidth, read_bandwidth_kernel
+from numba_engine.backends.cpu.limits import memory_left
 from numba_engine.backends.cpu.thread_team import ThreadTeam, usable_cores
 from numba_engine.backends.cpu.weights import CpuWeight, WeightMemory, allocate, load_weight, x_form
 from numba_engine.backends.kernels import Kernels
@@ -86,8 +87,8 @@ class CpuBackend(Backend):
 
     def free_memory_bytes(self) -> int:
         available = int(psutil.virtual_memory().available)
-        limit = _container_memory_left()
-        return available if limit is None else max(0, min(available, limit))
+        left = memory_left()
+        return available if left is None else min(available, left)
 
     def read_bandwidth_gbps(self) -> float:
         """Best of the passes over 256 MiB that fit into 0.3 s: others' use of the memory only ever lowers it."""
@@ -162,15 +163,6 @@ class CpuBackend(Backend):
         if self._counts.size < size:
             self._counts = np.zeros(size, dtype=np.int32)
         return self._counts
-
-
-def _container_memory_left() -> int | None:
-    """Bytes the control group still allows, None if it sets no limit."""
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as current:
-            return int(limit.read()) - int(current.read())  # no limit reads "max"
-    except (OSError, ValueError):
-        return None
 
 
 def _cpu_model() -> str:

@@ -15,7 +15,6 @@ The state is one int64 array that launchers get as ``team``: job arguments at AR
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import threading
@@ -37,6 +36,7 @@ from numba_engine.backends.cpu.intrinsics import (
     wake_all,
     yield_core,
 )
+from numba_engine.backends.cpu.limits import cpu_quota
 
 # Words of the state; those that different threads write lie 128 bytes apart.
 _LEFT = 0  # epoch << 32 | items not yet taken
@@ -76,23 +76,8 @@ class ThreadTeam:
 def usable_cores() -> int:
     """Cores this process may use: its affinity, and the CPU quota of its container where there is one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cpu_quota()
+    quota = cpu_quota()
     return max(1, min(cores, math.ceil(quota))) if quota else cores
-
-
-def _cpu_quota() -> float | None:
-    """Cores' worth of time the control group allows, None if unlimited or unknown."""
-    with contextlib.suppress(OSError, ValueError):
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return None if quota == "max" else int(quota) / int(period)
-    with contextlib.suppress(OSError, ValueError):
-        with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") as file:
-            microseconds = int(file.read())
-        with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us") as file:
-            period_us = int(file.read())
-        return microseconds / period_us if microseconds > 0 else None
-    return None
 
 
 @inner
