@@ -228,7 +228,7 @@ def _small_cases(backend: CudaBackend, rng: np.random.Generator, config: ModelCo
         "head_norm": (partial(backend.head_norm, qkv, head_norm, head_norm, shape), 2 * qkv.nbytes),
         "store_kv": (partial(backend.store_kv, cache, qkv, position, shape), qkv.nbytes),
         "gather_rows": (partial(backend.gather_rows, x, x, row), 2 * x.nbytes),
-        "embedding": (partial(backend.embedding, x, position, embeddings), x.nbytes),
+        "embedding": (partial(backend.embedding, x, position, embeddings, 1.0), x.nbytes),
     }
     for name, (call, nbytes) in ops.items():
         yield Case(name, "1 row", [call] * sizes.calls, nbytes)

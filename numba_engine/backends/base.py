@@ -95,8 +95,8 @@ class Backend(ABC):
     # ---- unfused ops -----------------------------------------------------------------------------------------------
 
     @op("the tokens' rows of the table", source="token_ids", outputs=("out",), traffic=traffic.embedding)
-    def embedding(self, out: Array, token_ids: Array, table: Weight) -> None:
-        """out [T, hidden] = table[token_ids [T]]."""
+    def embedding(self, out: Array, token_ids: Array, table: Weight, scale: float) -> None:
+        """out [T, hidden] = table[token_ids [T]] * scale."""
 
     @op(
         "each row divided by its root mean square, times a learned weight",
@@ -114,6 +114,10 @@ class Backend(ABC):
     @op("a matrix product, added to the residual", source="x", updates=("residual",), traffic=traffic.linear_add)
     def linear_add(self, residual: Array, x: Array, weight: Weight) -> None:
         """residual [R, out_features] += x @ weight.T."""
+
+    @op("a vector times a factor, added to the residual", source="x", updates=("residual",), traffic=traffic.add)
+    def add(self, residual: Array, x: Array, scale: float) -> None:
+        """residual [R, N] += x * scale."""
 
     @op("q and k turned to their position", source="qkv", updates=("qkv",), traffic=traffic.rope)
     def rope(self, qkv: Array, positions: Array, shape: Attention) -> None:
@@ -134,15 +138,27 @@ class Backend(ABC):
         traffic=traffic.attention,
     )
     def attention(self, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: Attention) -> None:
-        """out [T, H D] = softmax(q k^T scale) v over each sequence's cached context, causal, windowed (GQA)."""
+        """out [T, H D] = softmax(q k^T scale) v over each sequence's cached context, causal, windowed (GQA).
 
-    @op("silu(gate) · up (SwiGLU)", source="gate_up", outputs=("out",), traffic=traffic.gated_activation)
+        With a softcap, scores s = q k^T scale become softcap · tanh(s / softcap) before softmax.
+        """
+
+    @op("activation(gate) · up (SwiGLU, GeGLU)", source="gate_up", outputs=("out",), traffic=traffic.gated_activation)
     def gated_activation(self, out: Array, gate_up: Array, activation: Activation) -> None:
         """out [T, I] = activation(gate) * up, of gate_up [T, 2 I]."""
 
     @op("the row that wants logits", source="x", outputs=("out",), traffic=traffic.gather_rows)
     def gather_rows(self, out: Array, x: Array, rows: Array) -> None:
         """out [L, N] = x[rows [L]]."""
+
+    @op(
+        "the logits times a factor, and bounded by tanh",
+        source="logits",
+        updates=("logits",),
+        traffic=traffic.cap_logits,
+    )
+    def cap_logits(self, logits: Array, scale: float, softcap: float | None) -> None:
+        """logits x [L, vocab] become x * scale, and those softcap · tanh(x / softcap) unless that is None (Gemma 2)."""
 
     @op("the logits to one token", source="logits", outputs=("out",), updates=("logits",), traffic=traffic.sample)
     def sample(self, out: Sampled, logits: Array, sampling: Sampling) -> None:
@@ -183,7 +199,27 @@ class Backend(ABC):
         self.store_kv(cache, qkv, batch.slot_mapping, layer.attention)
 
     @op(
-        "RMSNorm, then gate and up by one matrix, silu(gate) · up (SwiGLU)",
+        "a matrix product (its RMSNorm, times a factor), added to the residual",
+        source="x",
+        updates=("residual",),
+        scratch=("normed",),
+        fuses=("linear_add", "linear", "rms_norm", "add"),
+        traffic=traffic.linear_norm_add,
+    )
+    def linear_norm_add(
+        self, residual: Array, normed: Array, x: Array, weight: Weight, out_norm: Norm | None, scale: float
+    ) -> None:
+        """residual [R, N] += RMSNorm(x @ weight.T) * scale; in most models there is neither norm nor scale."""
+        if out_norm is None and scale == 1.0:
+            self.linear_add(residual, x, weight)
+            return
+        self.linear(normed, x, weight)
+        if out_norm is not None:
+            self.rms_norm(normed, normed, out_norm)
+        self.add(residual, normed, scale)
+
+    @op(
+        "RMSNorm, then gate and up by one matrix, activation(gate) · up (SwiGLU, GeGLU)",
         source="residual",
         outputs=("mlp_out",),
         scratch=("gate_up", "normed"),

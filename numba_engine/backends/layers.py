@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from numba_engine.backends.arrays import Array, Norm, RopeTable, Weight
 
 Activation = Literal["silu", "gelu_tanh"]
-"""silu(x) = x / (1 + exp(-x)) (SwiGLU; Shazeer 2020), or the tanh form of GELU (GeGLU; Hendrycks & Gimpel 2016)."""
+"""silu(x) = x / (1 + exp(-x)) (SwiGLU; Shazeer 2020), or the tanh form of GELU (GeGLU; Hendrycks & Gimpel 2016),
+x / (1 + exp(-g)) with g = GELU_LINEAR · x + GELU_CUBIC · x³."""
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
+GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from numba_engine.backends.sampling import Sampled, Sampling
 
 RMS_NORM_FLOPS_PER_VALUE = 4  # square, accumulate, times 1/rms, times weight
 ROPE_FLOPS_PER_VALUE = 3  # (a cos - b sin, b cos + a sin): six for a pair
-GATED_ACTIVATION_FLOPS_PER_VALUE = 5  # negate, exp, add, divide, times up
+GATED_ACTIVATION_FLOPS_PER_VALUE = {"silu": 5, "gelu_tanh": 9}  # negate, exp, add, divide, times up; and 2y of x
+SOFTCAP_FLOPS_PER_VALUE = 6  # over softcap, and of tanh: exp, add, divide, subtract; times softcap
 SAMPLE_FLOPS_PER_LOGIT = 4  # over temperature, minus maximum, exp, accumulate
 
 
@@ -88,6 +89,23 @@ def norm_qkv_rope_store(
     )
 
 
+def linear_norm_add(
+    residual: Array, normed: Array, x: Array, weight: Weight, out_norm: Norm | None, scale: float
+) -> Traffic:
+    """Fused: x and the residual come in, the residual goes out."""
+    if out_norm is None and scale == 1.0:
+        return linear_add(residual, x, weight)
+    parts = linear(normed, x, weight) + add(residual, normed, scale)
+    if out_norm is not None:
+        parts += rms_norm(normed, normed, out_norm)
+    return Traffic(
+        weight_bytes=parts.weight_bytes,
+        activation_read_bytes=x.nbytes + residual.nbytes,
+        activation_written_bytes=residual.nbytes,
+        flops=parts.flops,
+    )
+
+
 def norm_gate_up_act(mlp_out: Array, gate_up: Array, normed: Array, residual: Array, mlp: GatedMlp) -> Traffic:
     """Fused: the residual comes in, mlp_out goes out."""
     parts = rms_norm(normed, residual, mlp.norm)
@@ -114,8 +132,8 @@ def norm_lm_head(logits: Array, last: Array, residual: Array, rows: Array, norm:
 # ---- unfused ops ---------------------------------------------------------------------------------------------------
 
 
-def embedding(out: Array, token_ids: Array, table: Weight) -> Traffic:
-    """T rows of the table."""
+def embedding(out: Array, token_ids: Array, table: Weight, scale: float) -> Traffic:
+    """T rows of the table. The factor is not counted: in most models it is 1."""
     return Traffic(
         weight_bytes=token_ids.shape[0] * table.looked_up_row_bytes,
         activation_read_bytes=token_ids.nbytes,
@@ -147,6 +165,14 @@ def linear_add(residual: Array, x: Array, weight: Weight) -> Traffic:
     """As linear, with the residual read, added to and written back."""
     product = linear(residual, x, weight)
     return product + Traffic(activation_read_bytes=residual.nbytes, flops=_size(residual))
+
+
+def add(residual: Array, x: Array, scale: float) -> Traffic:
+    return Traffic(
+        activation_read_bytes=residual.nbytes + x.nbytes,
+        activation_written_bytes=residual.nbytes,
+        flops=2 * _size(residual),
+    )
 
 
 def rope(qkv: Array, positions: Array, shape: Attention) -> Traffic:
@@ -218,12 +244,22 @@ def gated_activation(out: Array, gate_up: Array, activation: Activation) -> Traf
     return Traffic(
         activation_read_bytes=gate_up.nbytes,
         activation_written_bytes=out.nbytes,
-        flops=_size(out) * GATED_ACTIVATION_FLOPS_PER_VALUE,
+        flops=_size(out) * GATED_ACTIVATION_FLOPS_PER_VALUE[activation],
     )
 
 
 def gather_rows(out: Array, x: Array, rows: Array) -> Traffic:
     return Traffic(activation_read_bytes=out.nbytes + rows.nbytes, activation_written_bytes=out.nbytes)
+
+
+def cap_logits(logits: Array, scale: float, softcap: float | None) -> Traffic:
+    """The logits, in place."""
+    flops_per_value = 1 if softcap is None else 1 + SOFTCAP_FLOPS_PER_VALUE
+    return Traffic(
+        activation_read_bytes=logits.nbytes,
+        activation_written_bytes=logits.nbytes,
+        flops=_size(logits) * flops_per_value,
+    )
 
 
 def sample(out: Sampled, logits: Array, sampling: Sampling) -> Traffic:

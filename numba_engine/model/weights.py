@@ -21,6 +21,9 @@ class ModelWeights:
     layers: tuple[Layer, ...]
     final_norm: Norm  # [hidden]
     lm_head: Weight  # [vocab, hidden]
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
 
     def with_rope(self, tables: Sequence[RopeTable | None]) -> ModelWeights:
         """With layers that rotate by their tables (``build_rope_tables``), as long as the longest context: known once
@@ -89,6 +92,9 @@ def build_weights(config: ModelConfig, source: TensorSource) -> ModelWeights:
         lm_head=embed_tokens if config.tie_word_embeddings else source.matrix(tensors["lm_head"]),
         layers=tuple(_build_layer(config, i, source) for i in range(config.num_layers)),
         final_norm=Norm(source.vector(tensors["final_norm"]), config.rms_norm_eps),
+        embedding_scale=config.embedding_scale,
+        logit_scale=config.logit_scale,
+        logit_softcap=config.logit_softcap,
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Weight
+from numba_engine.backends.base import OPS
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
@@ -182,6 +184,9 @@ class _Labelling:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._backend, name)
+
+        if name in OPS and OPS[name].is_fused and not self._backend.fuses(OPS[name]):
+            return partial(OPS[name].compose, self)
 
         def call(*args: Any) -> Any:
             weight = next((arg.name for arg in args if isinstance(arg, Weight)), "")

@@ -47,7 +47,7 @@ _Call = tuple[Op, int | None, tuple[Any, ...], float, float]
 """One recorded call: the op, its layer, what it was given, and when it began and ended by the host's clock."""
 
 _FIRST_OF_LAYER = "norm_qkv_rope_store"
-_OUTSIDE_LAYERS = ("embedding", "norm_lm_head")
+_OUTSIDE_LAYERS = ("embedding", "norm_lm_head", "cap_logits")
 
 _AFTER_HOST = ("embedding", "sample")
 """Ops before which the host does other things than to call them."""

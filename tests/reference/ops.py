@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from numba_engine.backends.layers import Activation
 
-def embedding(token_ids: np.ndarray, table: np.ndarray) -> np.ndarray:
+
+def embedding(token_ids: np.ndarray, table: np.ndarray, scale: float = 1.0) -> np.ndarray:
     """[T, hidden] of table [vocab, hidden]."""
-    return table[token_ids]
+    return table[token_ids].astype(np.float64) * scale
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -82,6 +84,7 @@ def attention(
     num_heads: int,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> np.ndarray:
     """[T, H D]: every token over the keys of its sequence up to itself, at most ``window`` of them."""
     num_kv_heads, _, d = k_cache.shape[1:]
@@ -97,15 +100,36 @@ def attention(
             begin = 0 if window is None else max(0, end - window)
             for head in range(num_heads):
                 q = qkv[t, head * d : (head + 1) * d].astype(np.float64)
-                scores = keys[head // group, begin:end] @ q * scale
+                scores = soft_capped(keys[head // group, begin:end] @ q * scale, softcap)
                 weights = np.exp(scores - scores.max())
                 out[t, head] = weights / weights.sum() @ values[head // group, begin:end]
     return out.reshape(len(qkv), num_heads * d)
 
 
-def gated_activation(gate_up: np.ndarray) -> np.ndarray:
+def gated_activation(gate_up: np.ndarray, activation: Activation = "silu") -> np.ndarray:
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
+    if activation == "gelu_tanh":
+        return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
     return gate / (1 + np.exp(-gate)) * up
+
+
+def add(residual: np.ndarray, x: np.ndarray, scale: float) -> np.ndarray:
+    return residual.astype(np.float64) + x.astype(np.float64) * scale
+
+
+def cap_logits(logits: np.ndarray, scale: float, softcap: float | None) -> np.ndarray:
+    return soft_capped(logits.astype(np.float64) * scale, softcap)
+
+
+def soft_capped(x: np.ndarray, softcap: float | None) -> np.ndarray:
+    return x if softcap is None else softcap * np.tanh(x / softcap)
+
+
+def linear_norm_add(
+    residual: np.ndarray, x: np.ndarray, weight: np.ndarray, out_norm: np.ndarray | None, eps: float, scale: float
+) -> np.ndarray:
+    product = linear(x, weight)
+    return add(residual, product if out_norm is None else rms_norm(product, out_norm, eps), scale)
 
 
 def gather_rows(x: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -187,6 +187,13 @@ class Emitter:
         y = self.b.fmul(y, power)
         return self.b.select(self.b.fcmp_ordered("<", x, c(-87.3)), c(0.0), y)
 
+    def soft_capped(self, x: ir.Value, softcap: ir.Value) -> ir.Value:
+        """softcap · tanh(x / softcap) of float32 vectors, to a few 1e-7 of softcap: tanh(y) = 1 - 2 / (1 + e^2y)."""
+        two = self.const(x.type, 2.0)
+        power = self.exp(self.b.fdiv(self.b.fmul(two, x), softcap))
+        below_one = self.b.fdiv(two, self.b.fadd(self.const(x.type, 1.0), power))
+        return self.b.fmul(softcap, self.b.fsub(self.const(x.type, 1.0), below_one))
+
     def dot4(self, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
         """acc [16 i32] + in each lane the dot of its 4 unsigned bytes of weights with its 4 signed bytes of x [64 i8].
 

@@ -17,8 +17,10 @@ from numba_engine.backends.cuda import phases
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.device import Device, DeviceArray
 from numba_engine.backends.cuda.kernels import sample as sampling_kernels
+from numba_engine.backends.cuda.kernels.add import add
 from numba_engine.backends.cuda.kernels.advance import AdvancedArrays, advance
 from numba_engine.backends.cuda.kernels.attention import MAX_HEAD_DIM, Scratch, Sequences, attention, splits_of
+from numba_engine.backends.cuda.kernels.cap_logits import cap_logits
 from numba_engine.backends.cuda.kernels.embedding import embedding
 from numba_engine.backends.cuda.kernels.gated_activation import gated_activation
 from numba_engine.backends.cuda.kernels.gather_rows import gather_rows
@@ -137,10 +139,10 @@ class CudaBackend(CaptureBackend):
 
     # ---- unfused ops ------------------------------------------------------------------------------------------------
 
-    def embedding(self, out: Array, token_ids: Array, table: Weight) -> None:
+    def embedding(self, out: Array, token_ids: Array, table: Weight, scale: float) -> None:
         assert len(table.segments) == 1, "an embedding table is one tensor"
         segment = table.segments[0]
-        embedding(self.device, _on_device(out), _on_device(token_ids), segment.data.on_device, segment.format)
+        embedding(self.device, _on_device(out), _on_device(token_ids), segment.data.on_device, segment.format, scale)
 
     def rms_norm(self, out: Array, x: Array, norm: Norm) -> None:
         rms_norm(self.device, _on_device(out), _on_device(x), _on_device(norm.weight), norm.eps)
@@ -150,6 +152,9 @@ class CudaBackend(CaptureBackend):
 
     def linear_add(self, residual: Array, x: Array, weight: Weight) -> None:
         self._linear(residual, x, weight, None, add=True)
+
+    def add(self, residual: Array, x: Array, scale: float) -> None:
+        add(self.device, _on_device(residual), _on_device(x), scale)
 
     def _linear(self, out: Array, x: Array, weight: Weight, bias: DeviceArray | None, *, add: bool) -> None:
         segments = _segments(weight)
@@ -203,10 +208,13 @@ class CudaBackend(CaptureBackend):
         )
 
     def gated_activation(self, out: Array, gate_up: Array, activation: Activation) -> None:
-        gated_activation(self.device, _on_device(out), _on_device(gate_up))
+        gated_activation(self.device, _on_device(out), _on_device(gate_up), activation)
 
     def gather_rows(self, out: Array, x: Array, rows: Array) -> None:
         gather_rows(self.device, _on_device(out), _on_device(x), _on_device(rows))
+
+    def cap_logits(self, logits: Array, scale: float, softcap: float | None) -> None:
+        cap_logits(self.device, _on_device(logits), scale, softcap)
 
     def sample(self, out: Sampled, logits: Array, sampling: Sampling) -> None:
         token_ids, values, given = _on_device(out.token_ids), _on_device(logits), _sampling_on_device(sampling)
@@ -292,7 +300,8 @@ class CudaBackend(CaptureBackend):
         if not (self._fusion and phases.fuses_norm(num_rows, segments)):
             super().norm_gate_up_act(mlp_out, gate_up, normed, residual, mlp)
         elif phases.fuses_activation(num_rows, segments, size):
-            norm_gate_up_act(self.device, _on_device(mlp_out), *arrays, self._order.use(mlp.gate_up_proj))
+            following = self._order.use(mlp.gate_up_proj)
+            norm_gate_up_act(self.device, _on_device(mlp_out), *arrays, mlp.activation, following)
         else:
             following = self._order.use(mlp.gate_up_proj)
             norm_linear(self.device, _on_device(gate_up), *arrays, next_weights=following)

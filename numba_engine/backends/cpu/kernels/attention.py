@@ -1,5 +1,7 @@
 """attention: out [T, H D] = softmax(q k^T scale) v over each sequence's cached context, causal, windowed, grouped.
 
+Scores s are softcap * tanh(s / softcap) before softmax where there is a softcap.
+
 A token's context is cut at multiples of CHUNK positions. Each chunk gives, per head, the largest score m, the sum l of
 e^(score - m) and the weighted sum of v; chunks are merged in ascending order with the online softmax (Milakov &
 Gimelshein 2018; FlashAttention, Dao 2022). A few tokens split their chunks over the threads and merge afterwards, else
@@ -62,7 +64,7 @@ _VECTOR_BUDGET = 24  # accumulators of v kept in registers at once
 
 def launch(backend: CpuBackend, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: Attention) -> None:
     _, num_kv_heads, block_size, head_dim = cache.k.shape
-    kernels = attention_kernels(head_dim, shape.group_size, cache.k.dtype.itemsize == 2)
+    kernels = attention_kernels(head_dim, shape.group_size, cache.k.dtype.itemsize == 2, shape.softcap)
     partials = backend.partials
     backend.call(
         attention, *kernels, address(out), address(qkv), qkv.shape[1], address(cache.k), address(cache.v),
@@ -131,12 +133,12 @@ def prompt_tile_tokens(group_size: int) -> int:
 
 
 @functools.cache
-def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int, int, int, int]:
+def attention_kernels(head_dim: int, group_size: int, is_f16: bool, softcap: float | None) -> tuple[int, int, int, int]:
     """Addresses of the kernels: whole contexts, one chunk each, merge of chunks, whole contexts of prompts."""
     pack_chunk = _pack_chunk(head_dim, is_f16)
-    packed_scores, weigh_packed = _packed_scores(head_dim, group_size), _weigh_packed(head_dim, group_size)
+    packed_scores, weigh_packed = _packed_scores(head_dim, group_size, softcap), _weigh_packed(head_dim, group_size)
     exponentials = _exponentials_of(head_dim, group_size)
-    attend = _attend_chunk(head_dim, group_size, is_f16)
+    attend = _attend_chunk(head_dim, group_size, is_f16, softcap)
     merge = _merge(head_dim, group_size)
     finish = _finish(head_dim, group_size)
     element_bytes = 2 if is_f16 else 4
@@ -301,7 +303,7 @@ def attention_kernels(head_dim: int, group_size: int, is_f16: bool) -> tuple[int
     def output(args: int, t: int, kv_head: int) -> int:
         return load_i64(args, _OUT) + (t * load_i64(args, _KV) + kv_head) * group_size * head_dim * 4
 
-    variant = f"d{head_dim}-g{group_size}-{'f16' if is_f16 else 'f32'}"
+    variant = f"d{head_dim}-g{group_size}-{'f16' if is_f16 else 'f32'}" + ("" if softcap is None else f"-c{softcap}")
     whole, split, merged, prompt = (
         kernel_address(f, "void(int64, int64, int64)", variant)
         for f in (attention_whole, attention_split, attention_merge, attention_prompt)
@@ -335,7 +337,7 @@ class _Head:
         e.store(value, e.at(address, i * LANES * 4), 4)
 
 
-def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> Any:
+def _attend_chunk(head_dim: int, group_size: int, is_f16: bool, softcap: float | None) -> Any:
     """Intrinsic: keys low … high of a chunk, for the G heads at q, into G partials at out.
 
     The chunk's keys are in octets at byte offsets from k and v, so that a block may be as small as 8.
@@ -377,7 +379,7 @@ def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> Any:
                         for g in heads:
                             folders[g].push(sums[g])
                 for g in heads:
-                    scores = b.fmul(folders[g].sums(), e.splat(scale))
+                    scores = _capped(e, b.fmul(folders[g].sums(), e.splat(scale)), softcap)
                     e.store(scores, e.at(e.at(weights, g * CHUNK * 4), tile, LANES * 4), 64)
 
         _exponentials(e, weights, group_size, low, high, e.at(out, head_dim * 4), stride)
@@ -389,6 +391,10 @@ def _attend_chunk(head_dim: int, group_size: int, is_f16: bool) -> Any:
         _weigh(e, head, element, group_size, weights, value_at, low, high, out, stride)
 
     return emit("attend_chunk", types.void, 9, body)
+
+
+def _capped(e: Emitter, scores: ir.Value, softcap: float | None) -> ir.Value:
+    return scores if softcap is None else e.soft_capped(scores, e.const(scores.type, softcap))
 
 
 def _exponentials(
@@ -485,7 +491,7 @@ def _transposed(e: Emitter, rows: list[ir.Value]) -> list[ir.Value]:
     return rows
 
 
-def _packed_scores(head_dim: int, group_size: int) -> Any:
+def _packed_scores(head_dim: int, group_size: int, softcap: float | None) -> Any:
     """Intrinsic: scores [G, CHUNK] of a packed chunk's keys low … high and perhaps of more.
 
     Sums take the same steps as by ``RowFolder``, so they have the same bits.
@@ -534,7 +540,7 @@ def _packed_scores(head_dim: int, group_size: int) -> Any:
                 places = [(g, tile) for g in heads for tile in range(_SCORE_TILES)]
                 for (g, tile), scores in zip(places, folded(0, 1, heads, keys), strict=True):
                     place = e.at(b.add(out, offset), (g * num_tiles + tile) * LANES * 4)
-                    e.store(b.fmul(scores, scales), place, 64)
+                    e.store(_capped(e, b.fmul(scores, scales), softcap), place, 64)
 
     return emit("packed_scores", types.void, 6, body)
 

@@ -1,4 +1,4 @@
-"""embedding: out [T, hidden] = table[token_ids [T]], dequantised as ``formats.dequantize`` does.
+"""embedding: out [T, hidden] = table[token_ids [T]] * scale, dequantised as ``formats.dequantize`` does.
 
 The table has the layout of layout.py, so that a tied LM head streams the same memory: a row is one lane of its group.
 Bytes moved: a row of the table (in pieces of 2 or 4 bytes, one per cache line: 16 times that) and 4 hidden a token.
@@ -20,12 +20,14 @@ from numba_engine.backends.cpu.intrinsics import (
     bits_f32,
     load_f16,
     load_f32,
+    load_f64,
     load_i8,
     load_i32,
     load_i64,
     load_u8,
     load_u16,
     store_f32,
+    store_f64,
 )
 from numba_engine.backends.cpu.kernels.linear import (
     FIRST_ROW,
@@ -42,19 +44,19 @@ from numba_engine.formats import Format
 if TYPE_CHECKING:
     from numba_engine.backends.cpu.backend import CpuBackend
 
-_OUT, _TOKEN_IDS, _HIDDEN, _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _FIRST_ROW, _NUM_ROWS = range(8)
+_OUT, _TOKEN_IDS, _HIDDEN, _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _FIRST_ROW, _NUM_ROWS, _SCALE = range(9)
 
 
-def launch(backend: CpuBackend, out: Array, token_ids: Array, table: Weight) -> None:
+def launch(backend: CpuBackend, out: Array, token_ids: Array, table: Weight, scale: float) -> None:
     rows = address(backend.segment_table(table))
     for i, segment in enumerate(table.segments):
         kernel, row = embedding_kernel(segment.format), rows + i * 8 * TABLE_FIELDS
-        backend.call(embedding, kernel, row, address(out), address(token_ids), *out.shape)
+        backend.call(embedding, kernel, row, address(out), address(token_ids), *out.shape, scale)
 
 
 @Command
 def embedding(
-    team: np.ndarray, kernel: int, segment: int, out: int, token_ids: int, num_tokens: int, hidden: int
+    team: np.ndarray, kernel: int, segment: int, out: int, token_ids: int, num_tokens: int, hidden: int, scale: float
 ) -> None:
     """``segment``: address of its row of the table's table."""
     team[ARGS + _OUT] = out
@@ -65,6 +67,7 @@ def embedding(
     team[ARGS + _SCALE_BYTES] = load_i64(segment, SCALE_BYTES)
     team[ARGS + _FIRST_ROW] = load_i64(segment, FIRST_ROW)
     team[ARGS + _NUM_ROWS] = load_i64(segment, NUM_ROWS)
+    store_f64(team.ctypes.data, ARGS + _SCALE, scale)
     run(team, kernel, num_tokens, 8)
 
 
@@ -74,13 +77,15 @@ def embedding_kernel(format: Format) -> int:
     write_row = _quantized_row(format) if format.is_quantized else _float_row(format)
 
     def embedding_rows(begin: int, end: int, args: int) -> None:
-        hidden = load_i64(args, _HIDDEN)
+        hidden, scale = load_i64(args, _HIDDEN), np.float32(load_f64(args, _SCALE))
         for t in range(begin, end):
             row = np.int64(load_i32(load_i64(args, _TOKEN_IDS), t)) - load_i64(args, _FIRST_ROW)
             if 0 <= row < load_i64(args, _NUM_ROWS):
                 group = load_i64(args, _WEIGHTS) + row // LANES * load_i64(args, _GROUP_BYTES)
                 out = load_i64(args, _OUT) + t * hidden * 4
                 write_row(out, group, group + load_i64(args, _SCALE_BYTES), row % LANES, hidden)
+                for k in range(hidden):
+                    store_f32(out, k, load_f32(out, k) * scale)
 
     return kernel_address(embedding_rows, "void(int64, int64, int64)", format.name)
 

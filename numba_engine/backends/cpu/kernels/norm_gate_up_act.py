@@ -15,7 +15,7 @@ from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import LANES, call_kernel, load_i64, stack_bytes, store_i64
-from numba_engine.backends.cpu.kernels.gated_activation import activate_row
+from numba_engine.backends.cpu.kernels.gated_activation import ACTIVATE_ROW
 from numba_engine.backends.cpu.kernels.linear import (
     KERNEL,
     LINEAR_OUT,
@@ -36,7 +36,7 @@ from numba_engine.backends.cpu.kernels.linear import (
 )
 from numba_engine.backends.cpu.kernels.rms_norm import norm, rms_norm_kernel
 from numba_engine.backends.cpu.thread_team import ARGS, announce, run
-from numba_engine.backends.layers import GatedMlp
+from numba_engine.backends.layers import Activation, GatedMlp
 
 if TYPE_CHECKING:
     from numba_engine.backends.cpu.backend import CpuBackend
@@ -59,8 +59,9 @@ def supports(
 
 def launch(backend: CpuBackend, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, mlp: GatedMlp) -> None:
     table, norm = backend.segment_table(mlp.gate_up_proj), mlp.norm
+    kernels = rms_norm_kernel(), gate_up_act_kernel(mlp.activation)
     backend.call(
-        norm_gate_up_act, rms_norm_kernel(), gate_up_act_kernel(), address(table), len(table), address(norm.weight),
+        norm_gate_up_act, *kernels, address(table), len(table), address(norm.weight),
         norm.eps, address(mlp_out), mlp_out.shape[1], address(gate_up), address(normed), address(residual),
         *residual.shape, backend.prepared(*residual.shape),
     )  # fmt: skip
@@ -95,7 +96,8 @@ def norm_gate_up_act(
 
 
 @functools.cache
-def gate_up_act_kernel() -> int:
+def gate_up_act_kernel(activation: Activation) -> int:
+    activate_row = ACTIVATE_ROW[activation]
     args_place, tiles_place = stack_bytes(2 * 8 * NUM_LINEAR_ARGS), stack_bytes(2 * _TILE_BYTES)
 
     def gate_up_act_items(begin: int, end: int, args: int) -> None:
@@ -124,7 +126,7 @@ def gate_up_act_kernel() -> int:
                 to = out + ((t + row) * intermediate + first * LANES) * 4
                 activate_row(to, gate, gate + _TILE_BYTES, (last - first) * LANES)
 
-    return kernel_address(gate_up_act_items, "void(int64, int64, int64)")
+    return kernel_address(gate_up_act_items, "void(int64, int64, int64)", activation)
 
 
 @inner

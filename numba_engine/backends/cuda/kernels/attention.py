@@ -2,7 +2,8 @@
 
 Which kernel computes which rows. A cache of halves with heads of up to 128 dimensions goes to the tensor cores:
 sequences with few rows (decode) to ``decode_attention``, those with many to ``prefill_attention``, whose bits are the
-same. In a step with both kinds each kernel leaves the other's sequences alone. The rest is for ``fma_attention``.
+same. In a step with both kinds each kernel leaves the other's sequences alone. The rest is for ``fma_attention``. A
+softcap of scores is a constant in a kernel's code, so that kernels without one have no trace of it.
 
 Geometry: grid (x, KV head, sequence). Of a sequence with few rows x is a segment of its context, else a tile of its
 rows: so one that decodes is split whatever runs beside it.
@@ -100,21 +101,21 @@ def attention(
 
     if not uses_tensor_cores(shape, k_cache.dtype):
         grid = max(-(-max_rows // splits.tile_rows), split_blocks), *others
-        kernel = fma_attention.fma_attention_kernel(head_dim, k_cache.dtype == np.float16)
+        kernel = fma_attention.fma_attention_kernel(head_dim, k_cache.dtype == np.float16, shape.softcap)
         device.launch(kernel, grid, [*arrays, *scratch_arrays, *sizes, *split_sizes, shape.scale])
         return
     has_many = max_rows > splits.rows
     all_alike = out.shape[0] == sequences.num_seqs * sequences.max_query_len
     if not (has_many and all_alike):
         device.launch(
-            decode_attention.decode_attention_kernel(head_dim, splits.tile_rows),
+            decode_attention.decode_attention_kernel(head_dim, splits.tile_rows, shape.softcap),
             (split_blocks, *others),
             [*arrays, *scratch_arrays, *sizes, *split_sizes, shape.scale],
             shared_bytes=decode_attention.shared_bytes(head_dim),
         )
     if has_many:
         device.launch(
-            prefill_attention.prefill_attention_kernel(head_dim),
+            prefill_attention.prefill_attention_kernel(head_dim, shape.softcap),
             (-(-max_rows // prefill_attention.ROWS), *others),
             [*arrays, *sizes, splits.rows, shape.scale],
             shared_bytes=prefill_attention.shared_bytes(head_dim, sequences.max_context_len),

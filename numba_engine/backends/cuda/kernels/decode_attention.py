@@ -57,6 +57,7 @@ from numba_engine.backends.cuda.kernels.attention_tiles import (
     sum_over_lanes_of_a_row,
 )
 from numba_engine.backends.cuda.kernels.intrinsics import divide, store_pair
+from numba_engine.backends.cuda.kernels.soft_cap import name_with, score_capper
 from numba_engine.backends.cuda.kernels.tensor_cores import (
     commit_copies,
     copy_async,
@@ -89,7 +90,7 @@ def shared_bytes(head_dim: int) -> int:
 
 
 @cache
-def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
+def decode_attention_kernel(head_dim: int, rows: int, softcap: float | None = None) -> Kernel:
     """For head_dim a multiple of 8 up to 128, and 8 or 16 rows a block."""
     assert head_dim % 8 == 0
     assert rows in (8, 16)
@@ -109,6 +110,7 @@ def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
     multiply_keys = key_multiplier(flight, 4 * chunks)
     merge = merger(head_dim, rows, THREADS)
     infinity = float("inf")
+    cap, is_capped = score_capper(softcap), softcap is not None
 
     @unroll
     def decode_attention(  # type: ignore[no-untyped-def]
@@ -225,6 +227,9 @@ def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
                 dots[i] = float32(0)
             for c in static_range(chunks):
                 multiply_keys(dots, 0, q, 16 * c, words, 4 * c)
+            if is_capped:
+                for i in range(num_flight):
+                    dots[i] = cap(dots[i])
             first = uint32(base + step)
             is_masked = uint32(first + uint32(8 * WARPS * flight)) > earliest or uint32(first + window) < end
             for h in static_range(halves):
@@ -325,7 +330,7 @@ def decode_attention_kernel(head_dim: int, rows: int) -> Kernel:
 
     arguments = (float32[::1], float32[::1], uint32[::1], uint32[::1], int32[::1], int32[::1], int32[::1])
     return Kernel(
-        f"attention_decode_d{head_dim}_x{rows}",
+        name_with(softcap, f"attention_decode_d{head_dim}_x{rows}"),
         decode_attention,
         (*arguments, float32[::1], float32[::1], uint32[::1], *[uint32] * 8, float32),
         THREADS,

@@ -1,4 +1,4 @@
-"""embedding: out = table[token_ids], straight from the table as ``linear`` streams it (tied models have only that).
+"""embedding: out = table[token_ids] * scale, from the table as ``linear`` streams it (tied models have only that).
 
 Arrays (flat): out float32 [num_tokens, hidden]; token_ids int32 [num_tokens]; table uint32, packed (``packing.py``);
 hidden a multiple of 4.
@@ -37,14 +37,16 @@ THREADS = 256
 def embedding_kernel(format: Format) -> Kernel:
     read = _f32 if format is F32 else (_quantized if format.is_quantized else _halves)(format)
 
-    def embedding(out, token_ids, table, hidden, units):  # type: ignore[no-untyped-def]
+    def embedding(out, token_ids, table, hidden, units, scale):  # type: ignore[no-untyped-def]
         column = uint32(uint32(uint32(cuda.blockIdx.y) * uint32(THREADS) + uint32(cuda.threadIdx.x)) * uint32(4))
         if column >= hidden:
             return
         token = uint32(cuda.blockIdx.x)
-        store_quad(out, uint32(token * hidden + column), read(table, uint32(token_ids[token]), column, hidden, units))
+        a, b, c, d = read(table, uint32(token_ids[token]), column, hidden, units)
+        scaled = (float32(a * scale), float32(b * scale), float32(c * scale), float32(d * scale))
+        store_quad(out, uint32(token * hidden + column), scaled)
 
-    arguments = (float32[::1], int32[::1], uint32[::1], uint32, uint32)
+    arguments = (float32[::1], int32[::1], uint32[::1], uint32, uint32, float32)
     return Kernel(f"embedding_{format.name.lower()}", embedding, arguments, THREADS)
 
 
@@ -125,8 +127,9 @@ def embedding(
     token_ids: DeviceArray,
     table: DeviceArray,
     format: Format,
+    scale: float,
 ) -> None:
     """``table`` holds one segment: all rows of one format."""
     num_tokens, hidden = out.shape
     grid = num_tokens, -(-hidden // (4 * THREADS))
-    device.launch(embedding_kernel(format), grid, [flat(out), token_ids, table, hidden, num_units(hidden)])
+    device.launch(embedding_kernel(format), grid, [flat(out), token_ids, table, hidden, num_units(hidden), scale])

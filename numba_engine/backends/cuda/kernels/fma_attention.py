@@ -60,6 +60,7 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
     store_quad,
 )
 from numba_engine.backends.cuda.kernels.reductions import FULL_WARP
+from numba_engine.backends.cuda.kernels.soft_cap import name_with, score_capper
 
 THREADS = 128
 WARPS = THREADS // 32
@@ -69,7 +70,7 @@ LOADS = 4
 
 
 @cache
-def fma_attention_kernel(head_dim: int, is_half: bool) -> Kernel:
+def fma_attention_kernel(head_dim: int, is_half: bool, softcap: float | None = None) -> Kernel:
     to_float = float_of_half if is_half else float_of
     values_per_word = 2 if is_half else 1
     dims = 4 * values_per_word  # of one 16-byte load
@@ -87,6 +88,7 @@ def fma_attention_kernel(head_dim: int, is_half: bool) -> Kernel:
     result_words = ROWS * head_dim
     merge = merger(head_dim, ROWS, THREADS)
     infinity = float("inf")
+    cap, is_capped = score_capper(softcap), softcap is not None
 
     def fma_attention(  # type: ignore[no-untyped-def]
         out,
@@ -231,6 +233,8 @@ def fma_attention_kernel(head_dim: int, is_half: bool) -> Kernel:
                         score += cuda.shfl_xor_sync(FULL_WARP, score, 8)
                     if lanes > 16:
                         score += cuda.shfl_xor_sync(FULL_WARP, score, 16)
+                    if is_capped:
+                        score = cap(score)
                     if token < count and c < uint32(ROWS):
                         position = uint32(base + token)
                         own_position = uint32(first_position + min(uint32(first_row + c), last_row) // group_size)
@@ -407,7 +411,7 @@ def fma_attention_kernel(head_dim: int, is_half: bool) -> Kernel:
 
     arguments = (float32[::1], float32[::1], uint32[::1], uint32[::1], int32[::1], int32[::1], int32[::1])
     return Kernel(
-        f"attention_fma_d{head_dim}_{'f16' if is_half else 'f32'}",
+        name_with(softcap, f"attention_fma_d{head_dim}_{'f16' if is_half else 'f32'}"),
         fma_attention,
         (*arguments, float32[::1], float32[::1], uint32[::1], *[uint32] * 8, float32),
         THREADS,

@@ -1,4 +1,4 @@
-"""norm_gate_up_act: out = silu(gate) * up of gate, up = RMSNorm(x) @ weight.T; equal to the three ops, bit by bit.
+"""norm_gate_up_act: out = activation(gate) * up of gate, up = RMSNorm(x) @ weight.T: the bits of the three ops.
 
 Arrays (flat): out float32 [num_rows, size]; x float32 [num_rows, in_features]; norm_weight float32 [in_features];
 weights uint32, packed, [2 size, in_features], gate rows first; size a multiple of 16.
@@ -16,11 +16,12 @@ from numba.cuda.types import float32, uint32
 
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.device import Device, DeviceArray, flat
-from numba_engine.backends.cuda.kernels.gated_activation import silu_times
+from numba_engine.backends.cuda.kernels.gated_activation import ACTIVATION_TIMES, name_with
 from numba_engine.backends.cuda.kernels.linear import PackedSegment
 from numba_engine.backends.cuda.kernels.packing import TILE_ROWS
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
+from numba_engine.backends.layers import Activation
 from numba_engine.formats import Format
 
 
@@ -29,15 +30,16 @@ def _gate_and_up(pair, shape):  # type: ignore[no-untyped-def]
     return pair, uint32(shape[0] + pair)
 
 
-@cuda.jit(device=True, inline="always")
-def _finish(arguments, pair, row, token, gate, up):  # type: ignore[no-untyped-def]
-    out, size = arguments
-    out[uint32(token * size + pair * uint32(16) + row)] = silu_times(gate, up)
-
-
 @cache
-def norm_gate_up_act_kernel(format: Format, tokens: int) -> Kernel:
-    body = stream(format, tokens, _gate_and_up, _finish, is_normed=True)
+def norm_gate_up_act_kernel(format: Format, tokens: int, activation: Activation) -> Kernel:
+    activation_times = ACTIVATION_TIMES[activation]
+
+    @cuda.jit(device=True, inline="always")
+    def finish(arguments, pair, row, token, gate, up):  # type: ignore[no-untyped-def]
+        out, size = arguments
+        out[uint32(token * size + pair * uint32(16) + row)] = activation_times(gate, up)
+
+    body = stream(format, tokens, _gate_and_up, finish, is_normed=True)
 
     def norm_gate_up_act(  # type: ignore[no-untyped-def]
         out, x, norm_weight, weights, eps, num_rows, in_features, num_pairs, size, ahead, num_lines
@@ -48,7 +50,7 @@ def norm_gate_up_act_kernel(format: Format, tokens: int) -> Kernel:
         )  # fmt: skip
 
     arguments = (float32[::1], float32[::1], float32[::1], uint32[::1], float32, *[uint32] * 4, uint32[::1], uint32)
-    name = f"norm_gate_up_act_{format.name.lower()}_x{tokens}"
+    name = name_with(activation, f"norm_gate_up_act_{format.name.lower()}_x{tokens}")
     return Kernel(name, unroll_into(norm_gate_up_act, body), arguments, THREADS, MIN_BLOCKS)
 
 
@@ -59,11 +61,12 @@ def norm_gate_up_act(
     segments: list[PackedSegment],
     norm_weight: DeviceArray,
     eps: float,
+    activation: Activation,
     next_weights: DeviceArray | None = None,
 ) -> None:
     (segment,), (num_rows, size) = segments, out.shape
     tokens, pairs = tokens_for(num_rows), size // TILE_ROWS
     arguments = [flat(out), flat(x), norm_weight, segment.weights, eps, num_rows, x.shape[1], pairs, size]
     ahead = ahead_of(next_weights, segment.weights, num_rows)
-    kernel = norm_gate_up_act_kernel(segment.format, tokens)
+    kernel = norm_gate_up_act_kernel(segment.format, tokens, activation)
     device.launch(kernel, stream_grid(device, pairs, num_rows, tokens), [*arguments, *ahead])

@@ -52,6 +52,7 @@ from numba_engine.backends.cuda.kernels.attention_tiles import (
 )
 from numba_engine.backends.cuda.kernels.decode_attention import units_of, value_swizzle
 from numba_engine.backends.cuda.kernels.intrinsics import divide, exp2, fma, select, store_pair
+from numba_engine.backends.cuda.kernels.soft_cap import name_with, score_capper
 from numba_engine.backends.cuda.kernels.tensor_cores import (
     commit_copies,
     copy_async,
@@ -82,7 +83,7 @@ def shared_bytes(head_dim: int, max_context_len: int) -> int:
 
 
 @cache
-def prefill_attention_kernel(head_dim: int) -> Kernel:
+def prefill_attention_kernel(head_dim: int, softcap: float | None = None) -> Kernel:
     """For head_dim a multiple of 8 up to 128."""
     assert head_dim % 8 == 0
     assert head_dim <= MAX_HEAD_DIM
@@ -100,6 +101,7 @@ def prefill_attention_kernel(head_dim: int) -> Kernel:
     results_at = tile_size  # in floats: behind four tiles
     segment_tiles = SEGMENT // TILE
     infinity = float("inf")
+    cap, is_capped = score_capper(softcap), softcap is not None
 
     @cuda.jit(device=True, inline="always")
     def copy_tile(  # type: ignore[no-untyped-def]
@@ -250,6 +252,9 @@ def prefill_attention_kernel(head_dim: int) -> Kernel:
                             key = uint32(buffer + key_row + uint32(n * 8 * token_bytes) + (key_place ^ uint32(64 * c)))
                             load_shared_quad(words, 4 * u, key)
                         multiply_keys(p, 4 * FLIGHT * half, q, 16 * c, words, 0)
+                if is_capped:
+                    for i in range(32):
+                        p[i] = cap(p[i])
                 if uint32(first + uint32(TILE - 1)) > warp_first or uint32(first + window) <= warp_last:
                     for n in static_range(8):
                         for h in static_range(2):
@@ -317,7 +322,7 @@ def prefill_attention_kernel(head_dim: int) -> Kernel:
 
     arguments = (float32[::1], float32[::1], uint32[::1], uint32[::1], int32[::1], int32[::1], int32[::1])
     return Kernel(
-        f"attention_prefill_d{head_dim}",
+        name_with(softcap, f"attention_prefill_d{head_dim}"),
         prefill_attention,
         (*arguments, *[uint32] * 7, float32),
         THREADS,
