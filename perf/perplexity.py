@@ -75,7 +75,7 @@ def perplexity(logits: Callable[[Sequence[int]], np.ndarray], windows: Sequence[
 
 def numba_engine_logits(file: Path, num_threads: int, activation_dtype: Any) -> Callable[[Sequence[int]], np.ndarray]:
     config = EngineConfig(backend="cpu", num_threads=num_threads, activation_dtype=activation_dtype)
-    forward = Forward(file, config, max_tokens=WINDOW)
+    forward = Forward.load(file, config, max_tokens=WINDOW)
     return lambda window: forward.logits(window, [position - 1 for position in SCORED])
 
 

@@ -9,29 +9,39 @@ import numpy as np
 
 from numba_engine.backends import create_backend
 from numba_engine.backends.arrays import Batch
+from numba_engine.backends.base import Backend
 from numba_engine.checkpoint import open_checkpoint
 from numba_engine.config import EngineConfig
 from numba_engine.execution.kv_cache import allocate_kv_cache
 from numba_engine.model.activations import Activations
+from numba_engine.model.config import ModelConfig
 from numba_engine.model.decoder import Decoder
 from numba_engine.model.loading import load_weights
 from numba_engine.model.read_config import read_config
 from numba_engine.model.rope import build_rope_tables
+from numba_engine.model.weights import ModelWeights
 
 
 class Forward:
-    """A loaded model that runs one prompt at a time, of at most ``max_tokens``, and keeps nothing between them."""
+    """A model that runs one prompt at a time, of at most ``max_tokens``, and keeps nothing between them."""
 
-    def __init__(self, model: Path, config: EngineConfig, *, max_tokens: int) -> None:
-        self.backend = create_backend(config)
+    def __init__(
+        self, model: ModelConfig, weights: ModelWeights, backend: Backend, config: EngineConfig, *, max_tokens: int
+    ) -> None:
+        self.backend = backend
         self.config = config
-        with open_checkpoint(str(model)) as checkpoint:
-            self.model_config = read_config(checkpoint)
-            weights = load_weights(checkpoint, self.model_config, self.backend)
-        rope_tables = build_rope_tables(self.model_config, max_tokens, self.backend)
-        self.decoder = Decoder(weights.with_rope(rope_tables))
+        self.model_config = model
+        self.decoder = Decoder(weights.with_rope(build_rope_tables(model, max_tokens, backend)))
         self.num_blocks = -(-max_tokens // config.block_size)
-        self.kv_cache = allocate_kv_cache(self.model_config, config, self.num_blocks, self.backend)
+        self.kv_cache = allocate_kv_cache(model, config, self.num_blocks, backend)
+
+    @classmethod
+    def load(cls, path: Path, config: EngineConfig, *, max_tokens: int) -> Forward:
+        backend = create_backend(config)
+        with open_checkpoint(str(path)) as checkpoint:
+            model = read_config(checkpoint)
+            weights = load_weights(checkpoint, model, backend)
+        return cls(model, weights, backend, config, max_tokens=max_tokens)
 
     def logits(self, token_ids: Sequence[int], rows: Sequence[int] = (-1,)) -> np.ndarray:
         """Next-token logits after the tokens at ``rows``, float32 ``[rows, vocab]``."""

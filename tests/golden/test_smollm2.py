@@ -34,12 +34,12 @@ def config(activation_dtype: str = "float32") -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def float32_forward(demo_path: Path) -> Forward:
-    return Forward(demo_path, config(), max_tokens=MAX_TOKENS)
+    return Forward.load(demo_path, config(), max_tokens=MAX_TOKENS)
 
 
 @pytest.fixture(scope="module")
 def int8_forward(demo_path: Path) -> Forward:
-    return Forward(demo_path, config("int8"), max_tokens=MAX_TOKENS)
+    return Forward.load(demo_path, config("int8"), max_tokens=MAX_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def bf16_directory(demo_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def bf16_forward(bf16_directory: Path) -> Forward:
-    return Forward(bf16_directory, config(), max_tokens=MAX_TOKENS)
+    return Forward.load(bf16_directory, config(), max_tokens=MAX_TOKENS)
 
 
 def difference(forward: Forward, golden: Golden) -> np.ndarray:

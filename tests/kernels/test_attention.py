@@ -82,7 +82,7 @@ class Case:
         s = self.shape
         return reference.attention(
             self.qkv, self.cache.k, self.cache.v, self.cu_seqlens, self.context_lens, self.tables, s.num_heads,
-            s.scale, s.window,
+            s.scale, s.window, s.softcap,
         )  # fmt: skip
 
 
@@ -109,6 +109,27 @@ def test_equals_the_reference(
     for some in (sequences, sequences[6:7], sequences[1:2]):
         case = Case(rng, shape_of(heads, kv_heads, head_dim), some, kv_dtype=kv_dtype)
         np.testing.assert_allclose(case.run(backend), case.expected(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("softcap", [2.5, 50.0])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "window"), [(9, 3, 64, None), (2, 2, 80, 70)])
+def test_softcap(
+    make_backend: MakeBackend,
+    rng: np.random.Generator,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    softcap: float,
+) -> None:
+    """Of scores up to 20 times as large: one token, a few, many and long contexts."""
+    shape = Attention(heads, kv_heads, head_dim, 10 * head_dim**-0.5, window, softcap)
+    for sequences in ([(1, 333)], [(1, 17), (7, 7), (5, 65), (33, 150)]):
+        case = Case(rng, shape, sequences)
+        out = case.run(make_backend(kv_cache_dtype="float32"))
+        np.testing.assert_allclose(out, case.expected(), rtol=0, atol=4e-5)
+        case.shape = shape_of(heads, kv_heads, head_dim, window)
+        assert np.abs(out - case.expected()).max() > 0.1
 
 
 @pytest.mark.parametrize("block_size", [8, 128])

@@ -18,5 +18,7 @@ def test_equals_the_reference(backend: CpuBackend, rng: np.random.Generator, for
             token_ids = rng.integers(0, vocab, num_tokens).astype(np.int32)
             token_ids[-1] = vocab - 1
             out = np.empty((num_tokens, hidden), dtype=np.float32)
-            backend.embedding(out, token_ids, table)
+            backend.embedding(out, token_ids, table, 1.0)
             assert np.array_equal(out, reference.embedding(token_ids, dequantize(tensor)))
+            backend.embedding(out, token_ids, table, 7.5)
+            np.testing.assert_allclose(out, reference.embedding(token_ids, dequantize(tensor), 7.5), rtol=1e-7)

@@ -19,7 +19,10 @@ from numba_engine.formats import BF16, quantize
 PACKAGE = "numba_engine.backends.cpu.kernels"
 
 
-@pytest.mark.parametrize("name", OPS)
+COMPOSED = ("linear_norm_add",)  # fused ops that have no kernel
+
+
+@pytest.mark.parametrize("name", [name for name in OPS if name not in COMPOSED])
 def test_a_launch_has_the_signature_of_its_op(name: str) -> None:
     module = importlib.import_module(f"{PACKAGE}.{name}")
     _, *wanted = inspect.signature(OPS[name].compose).parameters.values()
@@ -27,6 +30,11 @@ def test_a_launch_has_the_signature_of_its_op(name: str) -> None:
         backend, *parameters = inspect.signature(function).parameters.values()
         assert backend.name == "backend"
         assert parameters == wanted
+
+
+def test_a_fused_op_without_a_kernel_is_composed(backend: CpuBackend) -> None:
+    assert not any(backend.fuses(OPS[name]) for name in COMPOSED)
+    assert all(OPS[name].is_fused for name in COMPOSED)
 
 
 def test_without_fusion_no_fused_op_has_a_kernel(backend: CpuBackend) -> None:

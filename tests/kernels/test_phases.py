@@ -10,7 +10,7 @@ import pytest
 from numba_engine.backends.arrays import Norm
 from numba_engine.backends.base import OPS
 from numba_engine.backends.cpu.backend import CpuBackend
-from numba_engine.backends.layers import GatedMlp
+from numba_engine.backends.layers import Activation, GatedMlp
 from numba_engine.formats import BF16, F16, Q4_1, Q8_0, Format, StoredTensor, quantize
 from tests.kernels.conftest import MakeBackend
 
@@ -18,23 +18,30 @@ HIDDEN = 2048  # long enough for blocks of x to be cut unlike in unlike formats
 EPS = 1e-5
 
 
-def mlp_of(backend: CpuBackend, rng: np.random.Generator, intermediate: int, *formats: Format) -> GatedMlp:
+def mlp_of(
+    backend: CpuBackend,
+    rng: np.random.Generator,
+    intermediate: int,
+    *formats: Format,
+    activation: Activation = "silu",
+) -> GatedMlp:
     def matrix(rows: int, format: Format) -> StoredTensor:
         return quantize("w", rng.standard_normal((rows, HIDDEN), dtype=np.float32), format)
 
     norm = rng.standard_normal(HIDDEN).astype(np.float32)
     gate_up = backend.load_weight("gate_up", [matrix(intermediate, format) for format in formats])
     other = backend.load_weight("other", [matrix(16, formats[0])])
-    return GatedMlp(Norm(norm, EPS), gate_up, "silu", other)
+    return GatedMlp(Norm(norm, EPS), gate_up, activation, other)
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 67, 300])
 @pytest.mark.parametrize(
-    ("intermediate", "formats"),
+    ("intermediate", "formats", "activation"),
     [
-        (176, (Q4_1, Q4_1)),  # an odd number of groups
-        (192, (Q8_0, F16)),  # a segment each
-        (24, (BF16, BF16)),  # not whole groups
+        (176, (Q4_1, Q4_1), "silu"),  # an odd number of groups
+        (192, (Q8_0, F16), "silu"),  # a segment each
+        (24, (BF16, BF16), "silu"),  # not whole groups
+        (176, (Q8_0, Q8_0), "gelu_tanh"),
     ],
 )
 def test_gate_up(
@@ -43,9 +50,10 @@ def test_gate_up(
     rows: int,
     intermediate: int,
     formats: tuple[Format, Format],
+    activation: Activation,
 ) -> None:
     backend = make_backend(num_threads=3)
-    mlp = mlp_of(backend, rng, intermediate, *formats)
+    mlp = mlp_of(backend, rng, intermediate, *formats, activation=activation)
     residual = rng.standard_normal((rows, HIDDEN), dtype=np.float32)
 
     def run(phase: Callable[..., None]) -> np.ndarray:

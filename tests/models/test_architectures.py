@@ -18,7 +18,7 @@ EXACT = EngineConfig(backend="cpu", num_threads=2, activation_dtype="float32")
 
 
 def logits(model: Path) -> np.ndarray:
-    return Forward(model, EXACT, max_tokens=len(PROMPT)).logits(PROMPT, POSITIONS)
+    return Forward.load(model, EXACT, max_tokens=len(PROMPT)).logits(PROMPT, POSITIONS)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -57,6 +57,7 @@ class Case:
             shape.num_heads,
             shape.scale,
             shape.window,
+            shape.softcap,
         )
 
     def run(self, backend: CudaBackend, only: tuple[int, int] | None = None, padded_context: int = 0) -> np.ndarray:
@@ -198,6 +199,20 @@ def test_large_scores_do_not_overflow(backend: CudaBackend, device: str, rng: np
     case = Case(rng, Attention(2, 1, 64, 64**-0.5), [(9, 300), (1, 300)], "float16")
     case.qkv *= np.float32(100)
     assert nmse(case.run(backend_on(device, "float16")), case.expected()) < 1e-7
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("head_dim", "window", "softcap"), [(64, None, 2.5), (80, 40, 50.0)])
+def test_softcap(
+    device: str, rng: np.random.Generator, head_dim: int, window: int | None, softcap: float, kv_dtype: KVCacheDtype
+) -> None:
+    """Of scores up to 20 times as large, in decode and in a prompt, by tensor cores (float16) and without."""
+    shape = Attention(4, 2, head_dim, 10 * head_dim**-0.5, window, softcap)
+    case = Case(rng, shape, [(1, 300), (19, 70)], kv_dtype)
+    out = case.run(backend_on(device, kv_dtype))
+    assert nmse(out, case.expected()) < 1e-9
+    case.shape = replace(shape, softcap=None)
+    assert nmse(out, case.expected()) > 1e-3
 
 
 def test_a_head_size_it_cannot_take_is_refused(backend: CudaBackend, rng: np.random.Generator) -> None:

@@ -21,7 +21,7 @@ BACKENDS = ["ptx", pytest.param("cuda", marks=pytest.mark.cuda)]
 @pytest.mark.parametrize("name", CASES)
 def test_logits_agree_with_transformers(name: str, backend: BackendName, tmp_path: Path) -> None:
     config = EngineConfig(backend=backend, activation_dtype="float32")
-    forward = Forward(write_hf(tmp_path / "hf", CASES[name]), config, max_tokens=len(PROMPT))
+    forward = Forward.load(write_hf(tmp_path / "hf", CASES[name]), config, max_tokens=len(PROMPT))
     with np.load(GOLDEN_FILE) as golden:
         np.testing.assert_allclose(forward.logits(PROMPT, POSITIONS), golden[name], rtol=0, atol=1e-4)
 
