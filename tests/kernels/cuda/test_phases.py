@@ -12,7 +12,7 @@ import pytest
 from numba_engine.backends.arrays import Batch, KVCacheLayer, Norm, RopeTable, Weight
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.kernels.streaming import TOKENS
-from numba_engine.backends.layers import Attention, GatedMlp, Layer
+from numba_engine.backends.layers import ACTIVATIONS, Activation, Attention, GatedMlp, Layer
 from numba_engine.backends.ptx import PtxDevice
 from numba_engine.config import EngineConfig
 from numba_engine.formats import BF16, F16, F32, Q4_0, Q4_1, Q8_0, Format, quantize
@@ -103,17 +103,20 @@ def test_norm_qkv_rope_store(device: str, case: QkvCase, num_tokens: int) -> Non
         np.testing.assert_array_equal(output, expected)
 
 
-def gate_up_act(backend: CudaBackend, formats: tuple[Format, ...], size: int, residual: np.ndarray) -> np.ndarray:
+def gate_up_act(
+    backend: CudaBackend, formats: tuple[Format, ...], size: int, residual: np.ndarray, activation: Activation
+) -> np.ndarray:
     norm = Norm(backend.upload(normal(np.random.default_rng(5), HIDDEN)), EPS)
     weight = matrix(backend, 6, formats, (size, size))
     scratch, num_tokens = backend.upload(residual), len(residual)
     out, gate_up = filled(backend, num_tokens, size), filled(backend, num_tokens, 2 * size)
     backend.norm_gate_up_act(
-        out, gate_up, filled(backend, num_tokens, HIDDEN), scratch, GatedMlp(norm, weight, "silu", weight)
+        out, gate_up, filled(backend, num_tokens, HIDDEN), scratch, GatedMlp(norm, weight, activation, weight)
     )
     return backend.download(out)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
     ("formats", "size", "num_tokens", "launches"),
     [
@@ -125,15 +128,22 @@ def gate_up_act(backend: CudaBackend, formats: tuple[Format, ...], size: int, re
         ((Q4_1, Q4_1), 48, TOKENS[-1] + 1, 3),
     ],
 )
-def test_norm_gate_up_act(device: str, formats: tuple[Format, ...], size: int, num_tokens: int, launches: int) -> None:
+def test_norm_gate_up_act(
+    device: str,
+    formats: tuple[Format, ...],
+    size: int,
+    num_tokens: int,
+    launches: int,
+    activation: Activation,
+) -> None:
     fused, textbook = (backend_on(device, fusion=fusion) for fusion in (True, False))
     residual = normal(np.random.default_rng(7), num_tokens, HIDDEN)
     if device == "ptx":
         num_launches(fused)
-    out = gate_up_act(fused, formats, size, residual)
+    out = gate_up_act(fused, formats, size, residual, activation)
     if device == "ptx":
         assert num_launches(fused) == launches
-    np.testing.assert_array_equal(out, gate_up_act(textbook, formats, size, residual))
+    np.testing.assert_array_equal(out, gate_up_act(textbook, formats, size, residual, activation))
 
 
 @pytest.mark.parametrize("num_rows", [1, 5])
