@@ -202,7 +202,7 @@ def test_large_scores_do_not_overflow(backend: CudaBackend, device: str, rng: np
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
-@pytest.mark.parametrize(("head_dim", "window", "softcap"), [(64, None, 2.5), (80, 40, 50.0)])
+@pytest.mark.parametrize(("head_dim", "window", "softcap"), [(64, None, 2.5), (64, 40, 2.5)])
 def test_softcap(
     device: str, rng: np.random.Generator, head_dim: int, window: int | None, softcap: float, kv_dtype: KVCacheDtype
 ) -> None:

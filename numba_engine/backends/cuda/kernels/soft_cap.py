@@ -25,7 +25,7 @@ def score_capper(softcap: float | None) -> Any:
         return None
     log2_softcap, log2_factor = softcap * LOG2_E, 2 / softcap
 
-    @cuda.jit(device=True, inline="always")
+    @cuda.jit(device=True)  # left to LLVM to inline: numba takes minutes to in a kernel of this size
     def cap(score):  # type: ignore[no-untyped-def]
         return soft_capped(score, float32(log2_softcap), float32(log2_factor))
 
