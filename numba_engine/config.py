@@ -54,7 +54,7 @@ class EngineConfig:
     The tokens are the same.
     """
     graph: bool = True
-    """On ``cuda`` and ``ptx``: capture decode steps and replay them whole; False launches every kernel anew.
+    """Capture decode steps and replay them whole; False runs them op by op.
 
     The tokens are the same. Steps with a prompt in them are never captured.
     """

@@ -1,4 +1,4 @@
-"""CaptureBackend: a backend that works beside the host, and can capture a run of its ops and replay it as one.
+"""CaptureBackend: a backend that can capture a run of its ops and replay it as one.
 
 What captured ops read and write lies in arrays, so nothing but their contents differs from one replay to the next: a
 decode step's tokens, positions and lengths advance in the backend's own memory (``advance``), and the host reads the
@@ -38,7 +38,13 @@ class Pending(Protocol):
 
 
 class CaptureBackend(Backend):
-    """Ops are asynchronous and in order; all of them can be captured, but not copies and waiting."""
+    """Ops are in order; all of them can be captured, but not copies and waiting."""
+
+    is_asynchronous = True
+    """Ops return before they are done, so that a step can be launched before the tokens of the last one are read."""
+    rounds_sizes = True
+    """A graph is dear to capture, and fits contexts up to some length: steps are rounded up to a few sizes, and padded
+    with rows that have no context. Else each number of rows has a graph of its own, for contexts of any length."""
 
     @abstractmethod
     def capture(self) -> AbstractContextManager[Graph]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 from numba_engine.backends.base import Backend
@@ -21,25 +21,24 @@ class Kernels:
     def __init__(self, package: str, *, fusion: bool) -> None:
         self._package = package
         self._fusion = fusion
-        self._modules: dict[str, ModuleType | None] = {}
+        self._launches: dict[Op, Callable[..., Any]] = {}
 
     def has(self, op: Op) -> bool:
-        return self._module(op) is not None
+        name = f"{self._package}.{op.name}"
+        return not op.is_fused or (self._fusion and importlib.util.find_spec(name) is not None)
 
     def run(self, backend: Backend, op: Op, args: tuple[Any, ...]) -> Any:
         """Launch the op's kernel; compose a fused op that has none, or none that supports the arguments."""
-        module = self._module(op)
-        if module is None or (hasattr(module, "supports") and not module.supports(backend, *args)):
-            return op.compose(backend, *args)
-        return module.launch(backend, *args)
+        launch = self._launches.get(op)
+        if launch is None:
+            launch = self._launches[op] = self._launch(op)
+        return launch(backend, *args)
 
-    def _module(self, op: Op) -> ModuleType | None:
-        if op.name not in self._modules:
-            self._modules[op.name] = self._imported(op)
-        return self._modules[op.name]
-
-    def _imported(self, op: Op) -> ModuleType | None:
-        name = f"{self._package}.{op.name}"
-        if op.is_fused and not (self._fusion and importlib.util.find_spec(name)):
-            return None
-        return importlib.import_module(name)
+    def _launch(self, op: Op) -> Callable[..., Any]:
+        if not self.has(op):
+            return op.compose
+        module = importlib.import_module(f"{self._package}.{op.name}")
+        supports, launch = getattr(module, "supports", None), module.launch
+        if supports is None:
+            return launch
+        return lambda backend, *args: (launch if supports(backend, *args) else op.compose)(backend, *args)

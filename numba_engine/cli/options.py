@@ -67,7 +67,7 @@ _ENGINE_OPTIONS = (
 
 _EXECUTION_OPTIONS = (
     click.option("--fusion/--no-fusion", default=None, help="Fused phases, or the textbook ops one by one."),
-    click.option("--graph/--no-graph", default=None, help="On a GPU, one recorded launch a token, or every kernel's."),
+    click.option("--graph/--no-graph", default=None, help="Replay decode steps as captured, or launch op by op."),
 )
 
 _DRAWING_OPTIONS = (

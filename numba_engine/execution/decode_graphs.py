@@ -2,8 +2,8 @@
 
 A step is two graphs, replayed one after the other. ``forward`` advances the state to the tokens that were sampled last
 and runs the decoder; ``sample`` samples anew. They are apart so that a sampler that must wait for the host does not
-keep the forward pass from being launched. Rows and context lengths are rounded up, so that a few graphs serve every
-batch.
+keep the forward pass from being launched. Where the backend asks for it, rows and context lengths are rounded up,
+so that a few graphs serve every batch.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class DecodeGraphs:
         max_blocks: int,
         block_size: int,
     ) -> None:
+        self.can_launch_again = backend.is_asynchronous
+        """Before the tokens of a step are read, to any use."""
         self._backend = backend
         self._forward = forward
         self._logits = logits
@@ -70,8 +72,9 @@ class DecodeGraphs:
 
     def capture_all(self) -> None:
         """Capture the steps of short contexts of every batch size, so that no request has to wait for what they
-        compile. A batch of nothing but padding does for that."""
-        for num_rows in sorted({self._padded(num_seqs) for num_seqs in range(1, self._max_rows + 1)}):
+        compile; where sizes are not rounded, that of one sequence. A batch of nothing but padding does for that."""
+        sizes = range(1, self._max_rows + 1) if self._backend.rounds_sizes else (1,)
+        for num_rows in sorted({self._padded(num_seqs) for num_seqs in sizes}):
             self._state.prepare([], num_rows)
             self._launch()
 
@@ -102,9 +105,11 @@ class DecodeGraphs:
 
     def _padded(self, num_seqs: int) -> int:
         """1, 2, 4, 8, … rows, and at last as many as there can be."""
-        return min(_next_power_of_two(num_seqs), self._max_rows)
+        return min(_next_power_of_two(num_seqs), self._max_rows) if self._backend.rounds_sizes else num_seqs
 
     def _rounded(self, context_len: int) -> int:
+        if not self._backend.rounds_sizes:
+            return self._max_context_len
         return min(SHORTEST_CONTEXT * _next_power_of_two(-(-context_len // SHORTEST_CONTEXT)), self._max_context_len)
 
 

@@ -71,7 +71,7 @@ class ModelRunner:
         Where the step is one that the backend can replay, it goes on running after the call.
         """
         if self._graphs is not None and ops is self._backend and self._graphs.supports(step):
-            return LaunchedStep(step, self._graphs.launch(step).wait, is_repeatable=True)
+            return LaunchedStep(step, self._graphs.launch(step).wait, self._graphs.can_launch_again)
         sampled = self._execute(step, ops)
         return LaunchedStep(step, lambda: sampled, is_repeatable=False)
 

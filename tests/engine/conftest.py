@@ -19,15 +19,23 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_hf(tmp_path_factory.mktemp("tiny") / "llama", TinyModel(max_position=256))
 
 
+@pytest.fixture(scope="session", params=[True, False], ids=["graph", "no-graph"])
+def graph(request: pytest.FixtureRequest) -> bool:
+    """Whether engines replay their decode steps."""
+    return bool(request.param)
+
+
 @pytest.fixture(scope="session")
-def make_llm(tiny_path: Path) -> MakeLLM:
+def make_llm(tiny_path: Path, graph: bool) -> MakeLLM:
     """Builds an engine with the given settings over the tiny model; equal settings share one."""
     engines: dict[tuple[tuple[str, Any], ...], LLM] = {}
 
     def make(**settings: Any) -> LLM:
         key = tuple(sorted(settings.items()))
         if key not in engines:
-            config = EngineConfig(**{"backend": "cpu", "num_threads": 2, "num_kv_blocks": 128, **settings})
+            config = EngineConfig(
+                **{"backend": "cpu", "num_threads": 2, "num_kv_blocks": 128, "graph": graph, **settings}
+            )
             engines[key] = LLM(str(tiny_path), config)
         llm = engines[key]
         assert not llm.has_unfinished, "an earlier test left a request behind"

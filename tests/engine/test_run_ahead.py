@@ -9,16 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from numba_engine import LLM, EngineConfig, FinishReason, PositionLogprobs, RequestOutput, SamplingParams
+from numba_engine import LLM, EngineConfig, FinishReason, RequestOutput, SamplingParams
 from numba_engine.profiling import ProfileSession
 from tests.engine.conftest import MakeLLM
 from tests.engine.deferred_backend import DeferredBackend
+from tests.engine.random_requests import check_random_requests, random_settings
 from tests.engine.test_invariance import params, prompts
 
 MakeDeferred = Callable[..., LLM]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPT = list(range(40, 60))
+
+
+@pytest.fixture(scope="session")
+def graph() -> bool:
+    """Of those engines that say what is right: their steps run op by op."""
+    return False
 
 
 @pytest.fixture
@@ -267,57 +274,7 @@ def test_warming_up_captures_every_batch_size(make_deferred: MakeDeferred, llm: 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_a_request_gets_its_own_tokens(make_deferred: MakeDeferred, llm: LLM, seed: int) -> None:
-    """Random arrivals, lengths, stops and aborts; each request is compared with itself alone on the CPU."""
     rng = np.random.default_rng(seed)
-    deferred = make_deferred(
-        num_kv_blocks=int(rng.integers(12, 40)), max_model_len=96, max_num_seqs=int(rng.integers(1, 8)), block_size=8
-    )
-    asked: dict[str, tuple[list[int], SamplingParams]] = {}
-    got: dict[str, list[int]] = {}
-    scored: dict[str, list[PositionLogprobs]] = {}
-    ended: dict[str, FinishReason] = {}
-    aborted = set()
-
-    def note(outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            got[output.request_id] += output.token_ids
-            scored[output.request_id] += output.logprobs
-            if output.finish_reason is not None:
-                ended[output.request_id] = output.finish_reason
-
-    for i in range(120):
-        if i < 100 and rng.random() < 0.15:
-            request_id = f"r{i}"
-            own = SamplingParams(
-                temperature=float(rng.choice([0.0, 1.0])),
-                top_k=int(rng.choice([0, 5])),
-                seed=int(rng.integers(2**63)) * 2 + 1,
-                max_tokens=int(rng.integers(1, 40)),
-                stop_token_ids=tuple(rng.integers(0, 300, 4).tolist()),
-                presence_penalty=float(rng.choice([0.0, 0.0, 0.0, 0.5])),
-                repetition_penalty=float(rng.choice([1.0, 1.0, 1.2])),
-                logit_bias={int(i): float(rng.normal()) * 9 for i in rng.integers(0, 300, rng.choice([0, 0, 5]))},
-                logprobs=rng.choice([None, None, None, 0, 3, 20]),
-            )
-            asked[request_id] = rng.integers(3, 300, rng.integers(1, 40)).tolist(), own
-            got[request_id], scored[request_id] = [], []
-            deferred.add_request(request_id, *asked[request_id])
-        if rng.random() < 0.03 and (alive := sorted(asked.keys() - ended.keys())):
-            victim = str(rng.choice(alive))
-            aborted.add(victim)
-            last = deferred.abort(victim)
-            assert last is not None
-            note([last])
-        note(deferred.step())
-    while deferred.has_unfinished:
-        note(deferred.step())
-    assert ended.keys() == asked.keys()
-    assert deferred.stats.num_free_kv_blocks == deferred.stats.num_kv_blocks
+    deferred = make_deferred(**random_settings(rng))
+    check_random_requests(deferred, llm, rng)
     assert "rl" in log_of(deferred)
-    for request_id, (prompt, own) in asked.items():
-        alone = llm.generate(prompt, own)[0]
-        if request_id in aborted:
-            assert tuple(got[request_id]) == alone.token_ids[: len(got[request_id])]
-        else:
-            assert (tuple(got[request_id]), ended[request_id]) == (alone.token_ids, alone.finish_reason)
-            assert tuple(scored[request_id]) == alone.logprobs

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import psutil
 
-from numba_engine.backends.arrays import Array, Weight
-from numba_engine.backends.base import Backend
-from numba_engine.backends.cpu.addresses import address
-from numba_engine.backends.cpu.commands import Command, CpuGraph, run_calls
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Weight
+from numba_engine.backends.capture import CaptureBackend, Graph, Pending
+from numba_engine.backends.cpu.commands import Command, CpuGraph
 from numba_engine.backends.cpu.intrinsics import InstructionSet, host_instruction_set
+from numba_engine.backends.cpu.kernels import advance
 from numba_engine.backends.cpu.kernels.arithmetic_peak import (
     BUFFER_BYTES,
     MULTIPLY_ADDS,
@@ -28,18 +30,30 @@ from numba_engine.backends.cpu.thread_team import ThreadTeam, usable_cores
 from numba_engine.backends.cpu.weights import CpuWeight, WeightMemory, allocate, load_weight, x_form
 from numba_engine.backends.kernels import Kernels
 from numba_engine.backends.ops import Op
+from numba_engine.backends.sampling import Sampling
 from numba_engine.config import EngineConfig
 from numba_engine.formats import Format, StoredTensor
 
 _BANDWIDTH_BYTES = 1 << 28
-_MAX_CALL_BYTES = 8 * 64
 
 
-class CpuBackend(Backend):
+@dataclass(frozen=True, slots=True)
+class Downloaded:
+    """A download that did not have to be waited for."""
+
+    array: np.ndarray
+
+    def wait(self) -> np.ndarray:
+        return self.array
+
+
+class CpuBackend(CaptureBackend):
     """One engine's CPU. Not thread-safe: one thread calls it at a time; several of them may live in one process."""
 
     name = "cpu"
     kv_cache_share = 0.25  # the rest of the machine wants memory too
+    is_asynchronous = False
+    rounds_sizes = False  # capturing is cheap, and attention reads how long contexts are when it runs
 
     def __init__(self, config: EngineConfig, *, isa: InstructionSet | None = None) -> None:
         """``isa`` overrides the choice of instruction set; every one gives the same numbers."""
@@ -56,14 +70,12 @@ class CpuBackend(Backend):
         self.device_name = f"{_cpu_model()}, {threads}, {self._isa}"
         self._team = ThreadTeam(self.num_threads)
         self._weight_memory = WeightMemory()
-        self._scratch = np.empty(0, dtype=np.uint8)  # quantised activations
-        self._scratch_address = 0
+        self._prepared = np.empty(0, dtype=np.uint8)
+        self._cache_words: dict[KVCacheLayer, tuple[np.ndarray, np.ndarray]] = {}
         self.partials = np.empty(1 << 18, dtype=np.float32)
         """Of attention, whose contexts are split where these suffice."""
         self._counts = np.empty(0, dtype=np.int32)
         self._graph: CpuGraph | None = None  # that is being captured
-        self._call = bytearray(_MAX_CALL_BYTES)
-        self._call_address = address(np.frombuffer(self._call, dtype=np.uint8))
         self._kernels = Kernels("numba_engine.backends.cpu.kernels", fusion=config.fusion)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
@@ -81,6 +93,12 @@ class CpuBackend(Backend):
         return load_weight(
             name, tensors, self._weight_memory, int8_activations=self._int8, isa=self._isa, num_threads=self.num_threads
         )
+
+    def write(self, array: Array, host: np.ndarray) -> None:
+        np.copyto(cast(np.ndarray, array), host)
+
+    def download_later(self, array: Array) -> Pending:
+        return Downloaded(self.download(array))
 
     def synchronize(self) -> None:
         """Ops are done when they return."""
@@ -127,6 +145,17 @@ class CpuBackend(Backend):
     def fuses(self, op: Op) -> bool:
         return self._kernels.has(op)
 
+    def advance(self, batch: Batch, sampling: Sampling, token_ids: Array, block_size: int) -> None:
+        advance.launch(self, batch, sampling, token_ids, block_size)
+
+    @contextmanager
+    def capture(self) -> Iterator[Graph]:
+        self._graph = CpuGraph(self._team.address)
+        try:
+            yield self._graph
+        finally:
+            self._graph = None
+
     # ---- what launches ask for -------------------------------------------------------------------------------------
 
     @property
@@ -134,35 +163,43 @@ class CpuBackend(Backend):
         """State of the thread team that runs kernels."""
         return self._team.state
 
-    def call(self, command: Command, *args: float) -> None:
-        """Run a command, or note it where a graph is captured."""
+    def call(self, command: Command, *words: Any) -> None:
+        """Call a command, or note the call where a graph is captured."""
         if self._graph is not None:
-            self._graph.note(command.call(*args))
+            self._graph.note(command, words)
         else:
-            run_calls(
-                self._team.address, self._call_address, self._call_address + command.write_call(self._call, *args)
-            )
+            command.call(self._team.address, *words)
 
     def segment_table(self, weight: Weight) -> np.ndarray:
         """One row a segment (kernels/linear.py)."""
         assert isinstance(weight, CpuWeight)
         return weight.table
 
-    def prepared(self, rows: int, in_features: int) -> int:
-        """Address of memory that holds x [rows, in_features] in the forms that weights take."""
+    def cache_words(self, cache: KVCacheLayer) -> tuple[np.ndarray, np.ndarray]:
+        """k and v as numba accepts them: it knows no float16 arrays on CPUs, and commands only want the address."""
+        words = self._cache_words.get(cache)
+        if words is None:
+            words = self._cache_words[cache] = _words(cache.k), _words(cache.v)
+        return words
+
+    def prepared(self, rows: int, in_features: int) -> np.ndarray:
+        """Memory for x [rows, in_features] in the forms that weights take, aligned to 64 bytes."""
         wanted = prepared_bytes(rows, in_features)
-        if self._scratch.size < wanted:
-            self._scratch = np.empty(wanted + 63, dtype=np.uint8)
-            self._scratch_address = -(-self._scratch.ctypes.data // 64) * 64
-        if self._graph is not None:
-            self._graph.keep(self._scratch)
-        return self._scratch_address
+        if self._prepared.size < wanted:
+            memory = np.empty(wanted + 63, dtype=np.uint8)
+            self._prepared = memory[-memory.ctypes.data % 64 :]
+        return self._prepared
 
     def zero_counts(self, size: int) -> np.ndarray:
-        """At least so many zeros, int32, kept: the kernel leaves them zero."""
+        """So many int32 zeros, or more. The kernel leaves them zero."""
         if self._counts.size < size:
             self._counts = np.zeros(size, dtype=np.int32)
         return self._counts
+
+
+def _words(array: Array) -> np.ndarray:
+    host = cast(np.ndarray, array)
+    return host.view(np.uint16) if host.itemsize == 2 else host
 
 
 def _cpu_model() -> str:

@@ -33,10 +33,13 @@ _PACKAGE = Path(__file__).parent
 bytecode.FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
 
 
-def launcher(function: Callable[..., Any]) -> CPUDispatcher:
-    """Compile a function that is called from Python: without the GIL, kept on disk."""
+def launcher(function: Callable[..., Any], variant: str = "") -> CPUDispatcher:
+    """Compile a function that is called from Python: without the GIL, kept on disk.
+
+    ``variant`` tells apart functions of one name made by a factory, which differ in what they close over.
+    """
     dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
-    _enable_cache(dispatcher, function, "")
+    _enable_cache(dispatcher, function, variant)
     return dispatcher
 
 
@@ -47,8 +50,7 @@ inner = numba.njit(error_model="numpy", inline="never")
 def kernel_address(function: Callable[..., Any], signature: str, variant: str = "") -> int:
     """Compile ``function`` for C callers and return its address.
 
-    ``variant`` tells apart functions of one name made by a factory, which differ in what they close over.
-    The code lives as long as the process.
+    ``variant`` as for ``launcher``. The code lives as long as the process.
     """
     args, result = sigutils.normalize_signature(signature)
     compiled = ccallback.CFunc(function, (args, result), {}, {"nopython": True, "error_model": "numpy"})

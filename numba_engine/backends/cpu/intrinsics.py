@@ -507,7 +507,7 @@ call_command = emit("call_command", types.void, 3, _call_command)
 """Call the command at an address: command(team, args)."""
 
 
-def load_arguments(codes: str) -> Any:
+def load_words(codes: str) -> Any:
     """An intrinsic: a tuple of the words from an address on, int64 where the code is q and float64 where it is d."""
     result = types.BaseTuple.from_types([{"q": types.int64, "d": types.float64}[code] for code in codes])
 
@@ -521,6 +521,27 @@ def load_arguments(codes: str) -> Any:
         return result(types.int64), codegen
 
     return load
+
+
+@intrinsic
+def words_of(typing_context: Any, values: types.BaseTuple) -> Any:
+    """A tuple's numbers as int64 and float64, the address of an array in its place, 0 in that of None."""
+    wanted = [types.float64 if isinstance(type_, types.Float) else types.int64 for type_ in values]
+    result = types.BaseTuple.from_types(wanted)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        words = []
+        for i, (type_, to) in enumerate(zip(values, wanted, strict=True)):
+            value = builder.extract_value(args[0], i)
+            if isinstance(type_, types.Array):
+                words.append(builder.ptrtoint(context.make_array(type_)(context, builder, value).data, i64))
+            elif isinstance(type_, types.NoneType):
+                words.append(ir.Constant(i64, 0))
+            else:
+                words.append(context.cast(builder, value, type_, to))
+        return context.make_tuple(builder, result, words)
+
+    return result(values), codegen
 
 
 def stack_bytes(size: int) -> Any:

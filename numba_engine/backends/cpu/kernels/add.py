@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.intrinsics import load_f32, store_f32
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def launch(backend: CpuBackend, residual: Array, x: Array, scale: float) -> None:
-    backend.call(add, address(residual), address(x), residual.shape[0] * residual.shape[1], scale)
+    backend.call(add, residual, x, residual.shape[0] * residual.shape[1], scale)
 
 
 @Command

@@ -25,7 +25,6 @@ from numba import types
 from numba.core import cgutils
 
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import (
@@ -67,10 +66,10 @@ def launch(backend: CpuBackend, out: Array, qkv: Array, cache: KVCacheLayer, bat
     kernels = attention_kernels(head_dim, shape.group_size, cache.k.dtype.itemsize == 2, shape.softcap)
     partials = backend.partials
     backend.call(
-        attention, *kernels, address(out), address(qkv), qkv.shape[1], address(cache.k), address(cache.v),
-        num_kv_heads, block_size.bit_length() - 1, head_dim, shape.group_size, address(batch.cu_seqlens_q),
-        address(batch.context_lens), *batch.block_tables.shape, address(batch.block_tables), shape.window or 0,
-        shape.scale, address(partials), partials.size,
+        attention, *kernels, out, qkv, qkv.shape[1], *backend.cache_words(cache),
+        num_kv_heads, block_size.bit_length() - 1, head_dim, shape.group_size, batch.cu_seqlens_q,
+        batch.context_lens, *batch.block_tables.shape, batch.block_tables, shape.window or 0,
+        shape.scale, partials, partials.size,
     )  # fmt: skip
 
 

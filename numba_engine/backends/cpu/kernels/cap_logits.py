@@ -13,7 +13,6 @@ from llvmlite import ir
 from numba import types
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import kernel_address
 from numba_engine.backends.cpu.intrinsics import LANES, Emitter, emit, load_f64, load_i64, store_f64, vf32
@@ -28,7 +27,7 @@ _PIECE = 4096  # logits
 
 def launch(backend: CpuBackend, logits: Array, scale: float, softcap: float | None) -> None:
     kernel, count = cap_logits_kernel(softcap is not None), logits.shape[0] * logits.shape[1]
-    backend.call(cap_logits, kernel, address(logits), count, scale, softcap or 0.0)
+    backend.call(cap_logits, kernel, logits, count, scale, softcap or 0.0)
 
 
 @Command

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Weight
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import (
@@ -34,7 +33,6 @@ from numba_engine.backends.cpu.kernels.linear import (
     GROUP_BYTES,
     NUM_ROWS,
     SCALE_BYTES,
-    TABLE_FIELDS,
     WEIGHTS,
 )
 from numba_engine.backends.cpu.layout import CHUNK, block_layout
@@ -48,10 +46,8 @@ _OUT, _TOKEN_IDS, _HIDDEN, _WEIGHTS, _GROUP_BYTES, _SCALE_BYTES, _FIRST_ROW, _NU
 
 
 def launch(backend: CpuBackend, out: Array, token_ids: Array, table: Weight, scale: float) -> None:
-    rows = address(backend.segment_table(table))
-    for i, segment in enumerate(table.segments):
-        kernel, row = embedding_kernel(segment.format), rows + i * 8 * TABLE_FIELDS
-        backend.call(embedding, kernel, row, address(out), address(token_ids), *out.shape, scale)
+    for segment, row in zip(table.segments, backend.segment_table(table), strict=True):
+        backend.call(embedding, embedding_kernel(segment.format), row, out, token_ids, *out.shape, scale)
 
 
 @Command

@@ -16,7 +16,6 @@ from llvmlite import ir
 from numba import types
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import kernel_address
 from numba_engine.backends.cpu.intrinsics import LANES, Emitter, emit, load_i64, vf32
@@ -30,7 +29,7 @@ _OUT, _GATE_UP, _I = range(3)
 
 
 def launch(backend: CpuBackend, out: Array, gate_up: Array, activation: Activation) -> None:
-    backend.call(gated_activation, gated_activation_kernel(activation), address(out), address(gate_up), *out.shape)
+    backend.call(gated_activation, gated_activation_kernel(activation), out, gate_up, *out.shape)
 
 
 @Command

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.intrinsics import load_f32, load_i32, store_f32
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def launch(backend: CpuBackend, out: Array, x: Array, rows: Array) -> None:
-    backend.call(gather_rows, address(out), address(x), address(rows), *out.shape)
+    backend.call(gather_rows, out, x, rows, *out.shape)
 
 
 @Command

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Norm
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import load_f64, load_i64, store_f64
@@ -27,7 +26,7 @@ _QKV, _ROW, _Q_NORM, _K_NORM, _H, _KV, _D, _EPS = range(8)
 
 def launch(backend: CpuBackend, qkv: Array, q_norm: Norm, k_norm: Norm, shape: Attention) -> None:
     backend.call(
-        head_norm, head_norm_kernel(), address(qkv), *qkv.shape, address(q_norm.weight), address(k_norm.weight),
+        head_norm, head_norm_kernel(), qkv, *qkv.shape, q_norm.weight, k_norm.weight,
         shape.num_heads, shape.num_kv_heads, shape.head_dim, q_norm.eps,
     )  # fmt: skip
 

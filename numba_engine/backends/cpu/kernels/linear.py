@@ -28,7 +28,6 @@ from numba import carray, types
 from numba.core import cgutils
 
 from numba_engine.backends.arrays import Array, Weight
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import (
@@ -245,8 +244,8 @@ def launch(backend: CpuBackend, out: Array, x: Array, weight: Weight, bias: Arra
 def multiply_by(backend: CpuBackend, out: Array, x: Array, weight: Weight, bias: Array | None, *, add: bool) -> None:
     table = backend.segment_table(weight)
     backend.call(
-        linear, prepare_rows_kernel(), address(table), len(table), address(out), out.shape[1], address(x), *x.shape,
-        address(bias), add, backend.prepared(*x.shape),
+        linear, prepare_rows_kernel(), table, len(table), out, out.shape[1], x, *x.shape,
+        bias, add, backend.prepared(*x.shape),
     )  # fmt: skip
 
 

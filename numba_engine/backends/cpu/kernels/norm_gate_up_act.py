@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import LANES, call_kernel, load_i64, stack_bytes, store_i64
@@ -61,8 +60,8 @@ def launch(backend: CpuBackend, mlp_out: Array, gate_up: Array, normed: Array, r
     table, norm = backend.segment_table(mlp.gate_up_proj), mlp.norm
     kernels = rms_norm_kernel(), gate_up_act_kernel(mlp.activation)
     backend.call(
-        norm_gate_up_act, *kernels, address(table), len(table), address(norm.weight),
-        norm.eps, address(mlp_out), mlp_out.shape[1], address(gate_up), address(normed), address(residual),
+        norm_gate_up_act, *kernels, table, len(table), norm.weight, norm.eps, mlp_out, mlp_out.shape[1], gate_up,
+        normed, residual,
         *residual.shape, backend.prepared(*residual.shape),
     )  # fmt: skip
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Norm, Weight
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.intrinsics import load_i32
 from numba_engine.backends.cpu.kernels.linear import multiply, segment_table, x_forms
@@ -26,8 +25,8 @@ def launch(
 ) -> None:
     table = backend.segment_table(lm_head)
     backend.call(
-        norm_lm_head, rms_norm_kernel(), prepare_rows_kernel(), address(table), len(table), address(norm.weight),
-        norm.eps, address(logits), address(last), address(residual), address(rows), *logits.shape, last.shape[1],
+        norm_lm_head, rms_norm_kernel(), prepare_rows_kernel(), table, len(table), norm.weight,
+        norm.eps, logits, last, residual, rows, *logits.shape, last.shape[1],
         backend.prepared(*last.shape),
     )  # fmt: skip
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import kernel_address
 from numba_engine.backends.cpu.intrinsics import load_f64, load_i32, load_i64, store_f64
@@ -43,16 +42,16 @@ def launch(
     assert shape.rope is not None
     backend.call(
         norm_qkv_rope_store, rms_norm_kernel(), rope_store_kernel(),
-        address(table), len(table), address(layer.attn_norm.weight), layer.attn_norm.eps, address(layer.qkv_bias),
-        _weight(layer.q_norm), _weight(layer.k_norm), address(shape.rope.cos), address(shape.rope.sin),
-        shape.num_heads, address(cache.k), address(cache.v), *cache.k.shape[1:], cache.k.dtype.itemsize,
-        address(qkv), address(normed), address(residual), *residual.shape, backend.prepared(*residual.shape),
-        address(batch.positions), address(batch.slot_mapping),
+        table, len(table), layer.attn_norm.weight, layer.attn_norm.eps, layer.qkv_bias,
+        _weight(layer.q_norm), _weight(layer.k_norm), shape.rope.cos, shape.rope.sin,
+        shape.num_heads, *backend.cache_words(cache), *cache.k.shape[1:], cache.k.dtype.itemsize,
+        qkv, normed, residual, *residual.shape, backend.prepared(*residual.shape),
+        batch.positions, batch.slot_mapping,
     )  # fmt: skip
 
 
-def _weight(norm: Norm | None) -> int:
-    return 0 if norm is None else address(norm.weight)
+def _weight(norm: Norm | None) -> Array | None:
+    return None if norm is None else norm.weight
 
 
 @Command

@@ -15,7 +15,6 @@ from numba import types
 from numba.core import cgutils
 
 from numba_engine.backends.arrays import Array, Norm
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import LANES, Emitter, emit, f32, load_f64, load_i64, store_f64, vf32
@@ -30,7 +29,7 @@ _OUT, _X, _WEIGHT, _N, _EPS, _PREPARED, _FORMS, _R = range(8)
 
 def launch(backend: CpuBackend, out: Array, x: Array, norm: Norm) -> None:
     rows, n = x.shape
-    backend.call(rms_norm, rms_norm_kernel(), address(out), address(x), address(norm.weight), n, rows, norm.eps)
+    backend.call(rms_norm, rms_norm_kernel(), out, x, norm.weight, n, rows, norm.eps)
 
 
 @Command

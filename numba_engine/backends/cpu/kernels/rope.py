@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import load_f32, load_i32, load_i64, store_f32
@@ -28,8 +27,8 @@ _QKV, _ROW, _POSITIONS, _COS, _SIN, _HEADS, _D = range(7)
 def launch(backend: CpuBackend, qkv: Array, positions: Array, shape: Attention) -> None:
     assert shape.rope is not None
     heads = shape.num_heads + shape.num_kv_heads
-    tables = address(shape.rope.cos), address(shape.rope.sin)
-    backend.call(rope, rope_kernel(), address(qkv), *qkv.shape, address(positions), *tables, heads, shape.head_dim)
+    tables = shape.rope.cos, shape.rope.sin
+    backend.call(rope, rope_kernel(), qkv, *qkv.shape, positions, *tables, heads, shape.head_dim)
 
 
 @Command

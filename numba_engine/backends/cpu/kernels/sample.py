@@ -22,7 +22,8 @@ from numba import carray, types
 from numba.core import cgutils
 
 from numba_engine.backends.arrays import Array
-from numba_engine.backends.cpu.compilation import inner, kernel_address, launcher
+from numba_engine.backends.cpu.commands import Command
+from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import (
     LANES,
     Emitter,
@@ -58,63 +59,54 @@ GROUP_TOKENS = 4 * LANES  # drawn at once: 16 Philox blocks of 4
 _BINS_PER_UNIT, _NUM_BINS = 64, 2048
 
 
-_NO_LOGPROBS: tuple[Any, ...] = (
-    np.empty(0, dtype=np.float32),
-    np.empty((0, 0), dtype=np.int32),
-    np.empty((0, 0), dtype=np.float32),
-)
-
-
 def launch(backend: CpuBackend, out: Sampled, logits: Array, sampling: Sampling) -> None:
     s, (num_rows, vocab) = sampling, logits.shape
-    counts = backend.zero_counts(num_rows * vocab if s.history.shape[0] else 0)
     num_top = -1 if out.top_token_ids is None else out.top_token_ids.shape[1]
-    logprobs = _NO_LOGPROBS if num_top < 0 else (out.logprobs, out.top_token_ids, out.top_logprobs)
-    sample(
-        backend.team, sample_kernel(), logits, s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty,
-        s.presence_penalty, s.frequency_penalty, s.seed, s.output_index, s.history_begins, s.history_ends, s.history,
-        s.history_prompt_lens, s.bias_begins, s.bias_ends, s.bias_token_ids, s.bias_values, num_top, counts,
-        out.token_ids, *logprobs,
+    backend.call(
+        sample, sample_kernel(), num_rows, vocab, num_top, logits, s.temperature, s.top_k,
+        s.top_p, s.min_p, s.seed, s.output_index, s.history_begins,
+        s.history_ends, s.history, s.history_prompt_lens, s.repetition_penalty,
+        s.presence_penalty, s.frequency_penalty, s.bias_begins, s.bias_ends,
+        s.bias_token_ids, s.bias_values, out.token_ids, out.logprobs,
+        out.top_token_ids, out.top_logprobs,
+        backend.zero_counts(num_rows * vocab if s.changes_logits else 0),
     )  # fmt: skip
 
 
-@launcher
+@Command
 def sample(
-    team: np.ndarray, kernel: int, logits: np.ndarray, temperature: np.ndarray, top_k: np.ndarray, top_p: np.ndarray,
-    min_p: np.ndarray, repetition: np.ndarray, presence: np.ndarray, frequency: np.ndarray, seed: np.ndarray,
-    output_index: np.ndarray, history_begins: np.ndarray, history_ends: np.ndarray, history: np.ndarray,
-    history_prompt_lens: np.ndarray, bias_begins: np.ndarray, bias_ends: np.ndarray, bias_ids: np.ndarray,
-    bias_values: np.ndarray, num_top: int, counts: np.ndarray, token_ids: np.ndarray, logprobs: np.ndarray,
-    top_ids: np.ndarray, top_logprobs: np.ndarray,
+    team: np.ndarray, kernel: int, num_rows: int, vocab: int, num_top: int, logits: int, temperature: int, top_k: int,
+    top_p: int, min_p: int, seed: int, output_index: int, history_begins: int, history_ends: int, history: int,
+    history_prompt_lens: int, repetition: int, presence: int, frequency: int, bias_begins: int, bias_ends: int,
+    bias_ids: int, bias_values: int, token_ids: int, logprobs: int, top_ids: int, top_logprobs: int, counts: int,
 ) -> None:  # fmt: skip
     """``num_top`` -1: no log-probabilities. ``counts``: scratch [L, V] int32 of zeros, and zeros again afterwards."""
-    rows, vocab = logits.shape
-    team[ARGS + _LOGITS] = logits.ctypes.data
+    team[ARGS + _LOGITS] = logits
     team[ARGS + _V] = vocab
-    team[ARGS + _TEMPERATURE] = temperature.ctypes.data
-    team[ARGS + _TOP_K] = top_k.ctypes.data
-    team[ARGS + _TOP_P] = top_p.ctypes.data
-    team[ARGS + _MIN_P] = min_p.ctypes.data
-    team[ARGS + _SEED] = seed.ctypes.data
-    team[ARGS + _OUTPUT_INDEX] = output_index.ctypes.data
+    team[ARGS + _TEMPERATURE] = temperature
+    team[ARGS + _TOP_K] = top_k
+    team[ARGS + _TOP_P] = top_p
+    team[ARGS + _MIN_P] = min_p
+    team[ARGS + _SEED] = seed
+    team[ARGS + _OUTPUT_INDEX] = output_index
+    team[ARGS + _HISTORY_BEGINS] = history_begins
+    team[ARGS + _HISTORY_ENDS] = history_ends
+    team[ARGS + _HISTORY] = history
+    team[ARGS + _HISTORY_PROMPT_LENS] = history_prompt_lens
+    team[ARGS + _REPETITION] = repetition
+    team[ARGS + _PRESENCE] = presence
+    team[ARGS + _FREQUENCY] = frequency
+    team[ARGS + _BIAS_BEGINS] = bias_begins
+    team[ARGS + _BIAS_ENDS] = bias_ends
+    team[ARGS + _BIAS_IDS] = bias_ids
+    team[ARGS + _BIAS_VALUES] = bias_values
     team[ARGS + _NUM_TOP] = num_top
-    team[ARGS + _TOKEN_IDS] = token_ids.ctypes.data
-    team[ARGS + _LOGPROBS] = logprobs.ctypes.data
-    team[ARGS + _TOP_IDS] = top_ids.ctypes.data
-    team[ARGS + _TOP_LOGPROBS] = top_logprobs.ctypes.data
-    team[ARGS + _HISTORY_BEGINS] = history_begins.ctypes.data
-    team[ARGS + _HISTORY_ENDS] = history_ends.ctypes.data
-    team[ARGS + _HISTORY] = history.ctypes.data
-    team[ARGS + _HISTORY_PROMPT_LENS] = history_prompt_lens.ctypes.data
-    team[ARGS + _REPETITION] = repetition.ctypes.data
-    team[ARGS + _PRESENCE] = presence.ctypes.data
-    team[ARGS + _FREQUENCY] = frequency.ctypes.data
-    team[ARGS + _BIAS_BEGINS] = bias_begins.ctypes.data
-    team[ARGS + _BIAS_ENDS] = bias_ends.ctypes.data
-    team[ARGS + _BIAS_IDS] = bias_ids.ctypes.data
-    team[ARGS + _BIAS_VALUES] = bias_values.ctypes.data
-    team[ARGS + _COUNTS] = counts.ctypes.data
-    run(team, kernel, rows, 1)
+    team[ARGS + _TOKEN_IDS] = token_ids
+    team[ARGS + _LOGPROBS] = logprobs
+    team[ARGS + _TOP_IDS] = top_ids
+    team[ARGS + _TOP_LOGPROBS] = top_logprobs
+    team[ARGS + _COUNTS] = counts
+    run(team, kernel, num_rows, 1)
 
 
 word_place = stack_bytes(4 * GROUP_TOKENS)

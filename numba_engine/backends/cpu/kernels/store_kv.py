@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from numba_engine.backends.arrays import Array, KVCacheLayer
-from numba_engine.backends.cpu.addresses import address
 from numba_engine.backends.cpu.commands import Command
 from numba_engine.backends.cpu.compilation import inner, kernel_address
 from numba_engine.backends.cpu.intrinsics import load_f32, load_i32, load_i64, store_f16, store_f32
@@ -27,8 +26,8 @@ _K, _V, _QKV, _ROW, _SLOTS, _KV, _BLOCK_SIZE, _D, _IS_F16 = range(9)
 
 def launch(backend: CpuBackend, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: Attention) -> None:
     backend.call(
-        store_kv, store_kv_kernel(), address(cache.k), address(cache.v), *cache.k.shape[1:], cache.k.dtype.itemsize,
-        address(qkv), *qkv.shape, address(slot_mapping),
+        store_kv, store_kv_kernel(), *backend.cache_words(cache), *cache.k.shape[1:], cache.k.dtype.itemsize,
+        qkv, *qkv.shape, slot_mapping,
     )  # fmt: skip
 
 
