@@ -11,6 +11,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.choice import chosen
+
+_KERNEL_TESTS = Path(__file__).parent / "kernels"
+
 # How long one example takes says more about the machine (two cores, a first compilation) than about the code.
 hypothesis.settings.register_profile("suite", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("suite")
@@ -42,7 +46,29 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TinyModel(), format=Q8_0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="all cases of the kernel tests, not the fixed choice")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _skip_without_gpu(items)
+    if not config.getoption("--all-cases") and not any("::" in argument for argument in config.args):
+        _keep_chosen(config, items)
+
+
+def _keep_chosen(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the cases of kernel tests that ``tests/choice.py`` does not choose."""
+    by_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("cuda") is None and _KERNEL_TESTS in item.path.parents:
+            by_file.setdefault(item.path, []).append(item)
+    left_out = {item for cases in by_file.values() for item in set(cases) - chosen(cases)}
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
+
+
+def _skip_without_gpu(items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("cuda")]
     reason = _why_no_gpu() if on_gpu else None
     for item in on_gpu:
