@@ -6,11 +6,22 @@ anything outside this hierarchy is a bug.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
 class NumbaEngineError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. Each can be pickled and copied, whatever its constructor takes."""
+
+    def __reduce__(self) -> tuple[Callable[..., Exception], tuple[object, ...]]:
+        return restored_error, (type(self), self.args, self.__dict__)
+
+
+def restored_error(kind: type[Exception], args: tuple[object, ...], state: dict[str, object]) -> Exception:
+    """The error as it was: from what its base class keeps, not from its constructor's arguments."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 
-class FinishReason(enum.Enum):
+class FinishReason(str, enum.Enum):  # noqa: UP042 (the members print as an Enum's, and JSON writes them as text)
     """Why a request ended."""
 
     STOP_TOKEN = "stop_token"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
 
 from numba_engine.errors import FieldViolation, InvalidRequestError
 
@@ -23,8 +25,11 @@ class SamplingParams:
     Logits pass through, in this order: penalties (repetition, presence, frequency), logit bias, temperature, top-k,
     top-p, min-p, softmax, categorical draw.
 
+    Numbers may be NumPy's, ``stop`` one string, sequences and mappings of any kind: they are kept as Python's own, so
+    parameters can be pickled, hashed and written as JSON.
+
     Raises:
-        InvalidRequestError: with one violation per parameter that is out of range.
+        InvalidRequestError: with one violation per parameter that is of another type or out of range.
     """
 
     temperature: float = 1.0
@@ -41,7 +46,7 @@ class SamplingParams:
     """Subtract from the logit of each token already in the output. [-2, 2]."""
     frequency_penalty: float = 0.0
     """Subtract, times its count, from the logit of each token already in the output. [-2, 2]."""
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Added to the logits of these token ids. Each in [-100, 100]."""
     seed: int | None = None
     """uint64. The same seed, prompt and parameters give the same tokens whatever else runs. None draws a fresh one."""
@@ -64,6 +69,7 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def __post_init__(self) -> None:
+        self._keep_plain_values()
         bad: list[FieldViolation] = []
 
         def require(ok: bool, name: str, allowed: str) -> None:
@@ -79,7 +85,8 @@ class SamplingParams:
         require(_between(self.presence_penalty, -2.0, 2.0), "presence_penalty", "a number in [-2, 2]")
         require(_between(self.frequency_penalty, -2.0, 2.0), "frequency_penalty", "a number in [-2, 2]")
         require(
-            len(self.logit_bias) <= MAX_LOGIT_BIAS
+            isinstance(self.logit_bias, dict)
+            and len(self.logit_bias) <= MAX_LOGIT_BIAS
             and all(_is_int(k, 0, MAX_INT32) and _between(v, -100.0, 100.0) for k, v in self.logit_bias.items()),
             "logit_bias",
             f"at most {MAX_LOGIT_BIAS} token ids, each with a number in [-100, 100]",
@@ -87,17 +94,54 @@ class SamplingParams:
         require(self.seed is None or _is_int(self.seed, 0, 2**64 - 1), "seed", "an unsigned 64-bit integer")
         require(self.max_tokens is None or _is_int(self.max_tokens, 1, MAX_INT32), "max_tokens", f"1 to {MAX_INT32}")
         require(
-            len(self.stop) <= MAX_STOP_SEQUENCES
+            isinstance(self.stop, tuple)
+            and len(self.stop) <= MAX_STOP_SEQUENCES
             and all(isinstance(s, str) and 0 < len(s.encode()) <= MAX_STOP_SEQUENCE_BYTES for s in self.stop),
             "stop",
             f"at most {MAX_STOP_SEQUENCES} strings of 1 to {MAX_STOP_SEQUENCE_BYTES} bytes",
         )
-        require(all(_is_int(i, 0, MAX_INT32) for i in self.stop_token_ids), "stop_token_ids", "token ids")
+        ids = self.stop_token_ids
+        require(
+            isinstance(ids, tuple) and all(_is_int(i, 0, MAX_INT32) for i in ids),
+            "stop_token_ids",
+            "a list of token ids",
+        )
+        require(isinstance(self.ignore_eos, bool), "ignore_eos", "true or false")
         require(self.logprobs is None or _is_int(self.logprobs, 0, MAX_LOGPROBS), "logprobs", f"0 to {MAX_LOGPROBS}")
         limit = self.time_limit_s
         require(limit is None or (_between(limit, 0.0, 1e6) and limit > 0), "time_limit_s", "a number of seconds > 0")
         if bad:
             raise InvalidRequestError(*bad)
+
+    def _keep_plain_values(self) -> None:
+        """What is of the right kind becomes Python's own; all else stays as it is, and is refused."""
+        for own in fields(self):
+            value = getattr(self, own.name)
+            match own.name:
+                case "stop":
+                    value = (value,) if isinstance(value, str) else as_tuple(value)
+                case "stop_token_ids":
+                    value = as_tuple(value)
+                case "logit_bias" if isinstance(value, Mapping):
+                    value = {plain_number(key): plain_number(bias) for key, bias in value.items()}
+                case _:
+                    value = plain_number(value)
+            object.__setattr__(self, own.name, value)
+
+
+def as_tuple(value: object) -> object:
+    """A list, tuple, set or array of one dimension as a tuple of Python's own values; anything else as it is.
+
+    Text and bytes are sequences too, but never meant as one of letters or numbers here.
+    """
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
+        return value
+    return tuple(map(plain_number, value))
+
+
+def plain_number(value: Any) -> Any:
+    """NumPy's integers, floats and bools as Python's; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _between(value: object, low: float, high: float) -> bool:

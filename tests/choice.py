@@ -1,4 +1,4 @@
-"""Which cases of the kernel tests ``make test`` runs: a fixed choice that meets every pair once; ``--all-cases`` runs all.
+"""Which cases of the kernel tests ``make test`` runs: a fixed choice that meets every pair; ``--all-cases`` runs all.
 
 A kernel test is a product of storage formats, shapes, rows and instruction sets, and each new format multiplies it.
 Most faults show in one value or in a pair of them (Kuhn et al. 2004), so the choice holds, of each file,

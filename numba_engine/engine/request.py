@@ -25,7 +25,7 @@ class Request:
     ) -> None:
         params = sequence.params
         self.sequence = sequence
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, sequence.token_ids)
         self._stops = StopMatcher(params.stop)
         end_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._end_token_ids = end_ids.union(params.stop_token_ids)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 from numba_engine.errors import CheckpointError, UnsupportedModelError
+
+_log = logging.getLogger(__name__)
 
 MAX_SIZE = 1 << 20  # of hidden_size and its like: far above any model, far below what could overflow a product
 MAX_LAYERS = 1 << 12
@@ -62,12 +65,19 @@ class Fields:
         return value
 
     def token_ids(self, name: str, vocab_size: int) -> list[int]:
-        """A token id or a list of them; none where the field is null or absent."""
+        """A token id or a list of them; none where the field is null or absent.
+
+        What names no token of the model ends nothing and begins nothing: it is left out, with a warning.
+        """
         value = self.get(name, [])
         ids = value if isinstance(value, list) else [value]
-        if not all(type(i) is int and 0 <= i < vocab_size for i in ids):
-            raise self._wrong(name, value, f"a token id, or a list of them, below vocab_size = {vocab_size}")
-        return ids
+        known = [i for i in ids if type(i) is int and 0 <= i < vocab_size]
+        if len(known) < len(ids):
+            _log.warning(
+                "%s: %s%s = %.80r names no token of the %d there are; ignored",
+                self.file, self._label, name, value, vocab_size,
+            )  # fmt: skip
+        return known
 
     def counts(self, name: str, num_layers: int, default: object = _REQUIRED) -> list[int]:
         """A count per layer; GGUF writes one for all where they are equal."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from numba_engine.backends.layers import Attention
 from numba_engine.checkpoint import Checkpoint
+from numba_engine.checkpoint.end_tokens import END_TOKEN_TEXTS
 from numba_engine.errors import CheckpointError, UnsupportedModelError
 from numba_engine.formats import dequantize
 from numba_engine.model.config import (
@@ -49,11 +50,6 @@ _GGUF_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_parallel_residual": (False,),
 }
 """Keys that change what these architectures compute, with the values that do not."""
-
-_END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>")
-"""Control tokens that llama.cpp ends generation at although no metadata key names them."""
-
-_CONTROL_TOKEN = 3  # token_type of gguf.TokenType.CONTROL
 
 
 def config_from_gguf(checkpoint: Checkpoint) -> ModelConfig:
@@ -140,12 +136,11 @@ def _gguf_rope_divisors(checkpoint: Checkpoint, head_dim: int) -> RopeFrequencyD
 
 
 def _gguf_eos_token_ids(tokenizer: Fields, vocab_size: int) -> tuple[int, ...]:
-    """The declared end tokens first, then those that llama.cpp recognises by their text."""
+    """The declared end tokens first, then those that llama.cpp recognises by their text, whatever their type."""
     ids: list[int] = []
     for name in ("eos_token_id", "eot_token_id", "eom_token_id"):
         ids += tokenizer.token_ids(name, vocab_size)
-    tokens, types = tokenizer.get("tokens"), tokenizer.get("token_type")
-    if isinstance(tokens, list) and isinstance(types, list):
-        pairs = enumerate(zip(tokens, types, strict=False))
-        ids += [i for i, (text, kind) in pairs if kind == _CONTROL_TOKEN and text in _END_OF_TURN_TOKENS]
+    tokens = tokenizer.get("tokens")
+    if isinstance(tokens, list):
+        ids += [token_id for token_id, text in enumerate(tokens) if text in END_TOKEN_TEXTS]
     return tuple(dict.fromkeys(ids))

@@ -7,6 +7,7 @@ specification in ggml's docs/gguf.md; defaults where a key is missing: llama.cpp
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
+from numba_engine.checkpoint.end_tokens import END_TOKEN_TEXTS
 from numba_engine.errors import CheckpointError, UnsupportedModelError
 from numba_engine.text.chat_template import ChatTemplate
 from numba_engine.text.parts import TokenizerParts
+
+_log = logging.getLogger(__name__)
 
 _SPACE = "▁"  # how SentencePiece writes a space
 
@@ -109,9 +113,10 @@ def _read_vocabulary(keys: _Keys) -> _Vocabulary:
 
 def _add_special_tokens(backend: tokenizers.Tokenizer, keys: _Keys, vocabulary: _Vocabulary) -> None:
     """Make control and user-defined tokens recognisable in text; only control tokens are skipped in plain text."""
-    # BOS and EOS are structure also in files that type every token as normal.
+    # BOS, EOS and what ends an answer are structure also in files that type every token as normal.
     structure = {i for i in (keys.token("bos"), keys.token("eos")) if i is not None}
     structure.update(vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN))
+    structure.update(vocabulary.ids[text] for text in END_TOKEN_TEXTS if text in vocabulary.ids)
     backend.add_tokens(
         [
             AddedToken(vocabulary.tokens[i], special=i in structure, normalized=False)
@@ -316,7 +321,10 @@ class _Keys:
         value = self._metadata.get(key)
         num_tokens = len(self._metadata["tokenizer.ggml.tokens"])
         if value is not None and (not isinstance(value, int) or not 0 <= value < num_tokens):
-            self.fail(f"{key} must be a token id in 0…{num_tokens - 1}, got {_shown(value)}")
+            _log.warning(
+                "%s: %s must be a token id in 0…%d, got %s; ignored", self.file, key, num_tokens - 1, _shown(value)
+            )
+            return None
         return value
 
     def list(self, key: str, kind: type, *, length: int | None = None, default: list[Any] | None = None) -> list[Any]:

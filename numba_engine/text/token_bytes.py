@@ -55,6 +55,10 @@ class TokenBytes:
         """The bytes of one token of the vocabulary."""
         return self._of(token)
 
+    def of_added(self, token: str) -> bytes:
+        """The bytes of a token that was added to the vocabulary: its content is text, not GPT-2's names of bytes."""
+        return token.encode() if self._of is _byte_level else self._of(token)
+
     def _sequence(self, steps: Sequence[Mapping[str, Any]], file: str) -> Callable[[str], bytes]:
         if [step.get("type") for step in steps] == ["ByteLevel"]:
             return _byte_level
@@ -86,8 +90,7 @@ class TokenBytes:
 def _byte_level(token: str) -> bytes:
     try:
         return bytes(map(_BYTE_OF_CHAR.__getitem__, token))
-    except KeyError:
-        # An added token: its content is plain text.
+    except KeyError:  # a token of the vocabulary that is no name of bytes, as some converters leave them
         return token.encode()
 
 

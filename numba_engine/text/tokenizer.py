@@ -44,6 +44,7 @@ class Tokenizer:
         self._token_bytes = TokenBytes(parts.backend, parts.file)
         self._silent_ids = parts.silent_ids
         added = parts.backend.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         # get_vocab_size() counts tokens, and ids may have gaps.
         vocabulary = parts.backend.get_vocab(with_added_tokens=True)
@@ -95,9 +96,16 @@ class Tokenizer:
             return b""
         known = self._bytes_of_id[token_id]
         if known is None:
-            token = None if token_id in self._silent_ids else self._backend.id_to_token(token_id)
-            known = self._bytes_of_id[token_id] = b"" if token is None else self._token_bytes.of(token)
+            known = self._bytes_of_id[token_id] = self._bytes_of(token_id)
         return known
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._silent_ids:
+            return b""
+        if (added := self._added.get(token_id)) is not None:
+            return self._token_bytes.of_added(added)
+        token = self._backend.id_to_token(token_id)
+        return b"" if token is None else self._token_bytes.of(token)
 
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself, for display: U+FFFD for a part of a character."""

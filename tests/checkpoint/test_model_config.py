@@ -211,8 +211,17 @@ def test_gguf_end_tokens() -> None:
         "tokenizer.ggml.eos_token_id": 3,
         "tokenizer.ggml.eom_token_id": 5,
     }
-    # 1 is ordinary text that happens to look like an end token
-    assert read_gguf(metadata, vocab_size=6).eos_token_ids == (3, 5, 2, 4)
+    # 1 ends an answer too, though the file types it as text
+    assert read_gguf(metadata, vocab_size=6).eos_token_ids == (3, 5, 1, 2, 4)
+
+
+def test_ids_of_no_token_are_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = without(TinyModel(), bos_token_id=331, eos_token_id=[2, -1, "</s>"])
+    assert (config.bos_token_id, config.eos_token_ids) == (None, (2,))
+    assert "dir/config.json: bos_token_id = 331 names no token of the 331 there are; ignored" in caplog.messages
+    assert any("eos_token_id = [2, -1, '</s>'] names no token" in message for message in caplog.messages)
+    assert read_gguf({"tokenizer.ggml.eos_token_id": 331}).eos_token_ids == ()
+    assert any("tokenizer.ggml.eos_token_id = 331 names" in message for message in caplog.messages)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -290,9 +299,6 @@ def test_what_is_not_supported_is_named(architecture: str, changes: dict[str, An
         ({"rope_scaling": [1]}, "rope_scaling must be an object"),
         ({"rope_scaling": {"rope_type": "llama3"}}, r"rope_scaling\.factor is missing"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
-        ({"bos_token_id": 331}, "bos_token_id must be a token id, .* below vocab_size = 331, got 331"),
-        ({"eos_token_id": [2, -1]}, "eos_token_id must be a token id"),
-        ({"eos_token_id": "</s>"}, "eos_token_id must be a token id"),
     ],
 )
 def test_numbers_that_cannot_be(changes: dict[str, Any], says: str) -> None:
@@ -461,7 +467,6 @@ def test_gguf_what_is_not_supported_is_named(changes: dict[str, Any], field: str
         ({"llama.attention.layer_norm_rms_epsilon": math.nan}, "layer_norm_rms_epsilon must be a number"),
         ({"llama.rope.freq_base": -1.0}, "llama.rope.freq_base must be a number"),
         ({"llama.rope.dimension_count": "16"}, "llama.rope.dimension_count must be an integer"),
-        ({"tokenizer.ggml.eos_token_id": 331}, "tokenizer.ggml.eos_token_id must be a token id"),
         ({"tokenizer.ggml.tokens": ["a"] * 330}, "tokenizer.ggml.tokens has 330 tokens, token_embd.weight 331 rows"),
     ],
 )

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
 
 import pytest
 
-from numba_engine.errors import CheckpointError, InvalidRequestError
-from numba_engine.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
-from numba_engine.text.template_sandbox import MAX_RENDERED_CHARS
+from numba_engine.errors import InvalidRequestError
+from numba_engine.text import chat_template
+from numba_engine.text.chat_template import ChatTemplate
+from numba_engine.text.template_worker import MAX_RENDERED_CHARS
 from tests.text.chat_cases import CHATML, CONVERSATIONS, LLAMA3, MISTRAL, TEMPLATES, TOKENS
 
 
@@ -77,35 +81,47 @@ def test_templates_that_fail_say_so(source: str) -> None:
         ("{% for x in y %}", "line 1: Unexpected end of template"),
         ("\n\n{{ x | nofilter }}", "line 3: No filter named 'nofilter'"),
         ("{{ '", "line 1"),
-        ("x" * (MAX_TEMPLATE_CHARS + 1), "chat template of 1048577 characters"),
+        ("{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}", "line 1: unexpected '.'"),
         ("{{ " + "(" * 50_000 + ")" * 50_000 + " }}", "chat template"),
     ],
 )
-def test_broken_templates_are_refused_when_loaded(source: str, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message) as caught:
-        ChatTemplate(source, TOKENS, file="test.gguf")
-    assert caught.value.file == "test.gguf"
+def test_broken_templates_refuse_chats_and_say_why(source: str, message: str) -> None:
+    template = ChatTemplate(source, TOKENS, file="test.gguf")
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=message) as caught:
+            template.render(CONVERSATIONS[0])
+        assert caught.value.violations[0].field == "messages"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("""{{ '{{"role": "{}"}}'.format(messages[0].role) }}""", '{"role": "user"}'),
+        ("{{ messages[0].role.ljust(12) }}|", "user        |"),
+        ("{{ '%5d|%-4s|' % (42, 'a') }}{{ '{:>{}}'.format(1, 4) }}", "   42|a   |   1"),
+        ("{{ 'x' | center(9) }}{{ [1, 2, 3] | batch(2, 0) | list }}", "    x    [[1, 2], [3, 0]]"),
+        ("{% for i in range(3) %}{{ 'ab' * i }}{{ loop.index }}{% endfor %}", "1ab2abab3"),
+        ("{% set n = namespace(x=1) %}{% set n.x = n.x + 1 %}{{ n.x }}{{ dict(a=1) | tojson(indent=1) }}",
+         '2{\n "a": 1\n}'),
+    ],
+)  # fmt: skip
+def test_what_plain_jinja_renders_renders(source: str, text: str) -> None:
+    assert render(source, [{"role": "user", "content": "x"}]) == text
 
 
 HOSTILE = {
     "reach Python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "reach a function's globals": "{{ raise_exception.__globals__['re'] }}",
-    "reach the budget": "{{ __budget__._spend(-1000000000) }}",
-    "hide in a namespace": "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
-    "hide in a new namespace": "{% set ns = namespace(_x=1) %}",
     "change what it is given": "{{ messages.append(1) }}",
     "endless output": "{% for a in range(100000) %}" + "x" * 1000 + "{% endfor %}",
     "endless loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "endless generators": "{% for a in range(9999) %}{% for b in range(9999)|map('abs') %}{% endfor %}{% endfor %}",
     "endless calls": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "endless recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "swap the budget": (
-        "{% set __budget__ = namespace() %}{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
-    ),
     "a large range": "{{ range(10 ** 9) | list }}",
     "a large product": "{{ 'x' * 10 ** 9 }}",
     "a large product of lists": "{{ [1] * (10 ** 9) }}",
-    "a large power": "{{ 9 ** (9 ** 9) }}",
+    "a large power": "{{ (messages | length + 8) ** (9 ** 9) }}",
     "doubling by +": "{% set n = namespace(x='x') %}{% for i in range(64) %}{% set n.x = n.x + n.x %}{% endfor %}",
     "doubling by ~": "{% set n = namespace(x='x') %}{% for i in range(64) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
     "doubling by replace": (
@@ -124,15 +140,38 @@ HOSTILE = {
     "centering": "{{ 'x' | center(999999999) }}",
     "filling rows": "{{ [1] | batch(999999999, 0) | list }}",
     "padding of JSON": "{{ [1] | tojson(indent=999999999) }}",
+    "squaring integers": "{% set n = namespace(x=7) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "nested lists printed": (
+        "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}"
+    ),
+    "hoarded strings": (
+        "{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = n.x + ['x' * 999999] %}{% endfor %}"
+    ),
+    "digits of a float": "{{ 1.5 | round(99999999) }}{{ messages | length + 9 ** (messages | length * 999999999) }}",
+    "wrapping a text": "{{ ('x ' * (messages | length * 5000000)) | wordwrap(1) }}",
+    "sorting in loops": "{% for i in range(99999) %}{% set x = range(99999) | list | sort %}{% endfor %}",
+    "upper case in loops": "{% set x = 'x' * 9999999 %}{% for i in range(99999) %}{% set y = x.upper() %}{% endfor %}",
 }
 
 
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_templates_are_stopped(source: str) -> None:
+def test_hostile_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_LIMIT_S", 0.5)
+    template = ChatTemplate("{% if messages[0].content == 'attack' %}" + source + "{% endif %}ok", TOKENS, file="x")
     start = time.monotonic()
     with pytest.raises(InvalidRequestError, match="the model's chat template"):
-        render(source, CONVERSATIONS[0])
-    assert time.monotonic() - start < 10
+        template.render([{"role": "user", "content": "attack"}])
+    assert time.monotonic() - start < 20
+    assert template.render([{"role": "user", "content": "peace"}]) == "ok", "the next chat finds a worker"
+
+
+def test_a_constant_that_takes_for_ever_refuses_chats() -> None:
+    """Jinja computes it while it compiles; the worker's own limit ends it, whether anybody waits or not."""
+    template = ChatTemplate("{{ 9 ** (9 ** 9) }}", TOKENS, file="x")
+    assert template._worker is not None
+    assert template._worker._process.wait(100) != 0
+    with pytest.raises(InvalidRequestError, match="too much time or memory"):
+        template.render(CONVERSATIONS[0])
 
 
 def test_a_long_conversation_is_no_attack() -> None:
@@ -142,16 +181,46 @@ def test_a_long_conversation_is_no_attack() -> None:
         render(CHATML, [{"role": "user", "content": "x" * (MAX_RENDERED_CHARS + 1)}])
 
 
-def test_threads_have_budgets_of_their_own() -> None:
-    template = ChatTemplate("{% for a in range(99999) %}{% endfor %}{{ messages[0].content }}", {}, file="x")
-    results: list[str] = []
+def test_threads_take_turns_and_get_their_own_text() -> None:
+    template = ChatTemplate("{% for a in range(999) %}{% endfor %}{{ messages[0].content }}", {}, file="x")
+    results: list[bool] = []
 
     def work(name: str) -> None:
-        results.extend(template.render([{"role": "user", "content": name}]) for _ in range(4))
+        results.extend(template.render([{"role": "user", "content": name}]) == name for _ in range(4))
 
     threads = [threading.Thread(target=work, args=(str(i),)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(results) == sorted("0123" * 4)
+    assert results == [True] * 16
+
+
+def test_a_worker_that_is_killed_is_replaced() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {}, file="x")
+    for content in ("a", "b\u2028\n", "\x00"):
+        assert template.render([{"role": "user", "content": content}]) == content
+    assert template._worker is not None
+    template._worker._process.kill()
+    template._worker._process.wait()
+    with pytest.raises(InvalidRequestError, match="too much time or memory"):
+        template.render([{"role": "user", "content": "a"}])
+    assert template.render([{"role": "user", "content": "c"}]) == "c"
+
+
+def test_workers_end_with_their_templates() -> None:
+    template = ChatTemplate("x", {}, file="x")
+    assert template._worker is not None
+    process = template._worker._process
+    del template
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_workers_import_jinja_and_no_part_of_the_engine() -> None:
+    probe = "import sys, runpy; runpy.run_path(sys.argv[1]); print([m for m in sys.modules if m.startswith('num')])"
+    worker = chat_template._WORKER
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", probe, str(worker)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "['numbers']"

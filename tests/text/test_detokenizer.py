@@ -43,6 +43,32 @@ def test_deltas_of_any_ids_are_their_decoding(
         assert "".join(deltas(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+@given(data=st.data(), skip=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_text_after_a_prompt_is_what_it_adds_to_the_prompts(
+    demo: Tokenizer, sentencepiece: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    """At every split of any ids: the text of both is that of the prompt, less what it left unfinished, and the rest."""
+    for tokenizer in (demo, sentencepiece):
+        spaces = [i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i)[:1] == b" "][:20]
+        some_bytes = [i for i in range(600) if any(b >= 0x80 for b in tokenizer.token_bytes(i))]
+        token = st.one_of(st.integers(0, tokenizer.vocab_size - 1), st.sampled_from(spaces + some_bytes))
+        ids = data.draw(st.lists(token, max_size=12))
+        whole = tokenizer.decode(ids, skip_special_tokens=skip)
+        for split in range(len(ids) + 1):
+            prompt = Detokenizer(tokenizer, skip_special_tokens=skip)
+            before = "".join(prompt.push(i) for i in ids[:split])
+            answer = Detokenizer(tokenizer, ids[:split], skip_special_tokens=skip)
+            assert before + "".join(answer.push(i) for i in ids[split:]) + answer.flush() == whole
+
+
+def test_a_space_between_prompt_and_answer_is_kept(sentencepiece: Tokenizer) -> None:
+    prompt, answer = sentencepiece.encode("one"), sentencepiece.encode("two", add_special_tokens=False)
+    assert sentencepiece.decode(prompt + answer, skip_special_tokens=True) == "one two"
+    detokenizer = Detokenizer(sentencepiece, prompt)
+    assert "".join(map(detokenizer.push, answer)) == " two"
+
+
 @given(raw=st.binary(max_size=40))
 @settings(max_examples=500, deadline=None)
 def test_any_bytes_are_decoded_as_utf8_says(sentencepiece: Tokenizer, raw: bytes) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from numba_engine.errors import CheckpointError, UnsupportedModelError
+from numba_engine.text.gguf_tokenizer import TokenType
 from numba_engine.text.tokenizer import Tokenizer, load_tokenizer
 from tests.text.nasty_texts import TEXTS
 from tests.text.vocabularies import gguf_checkpoint
@@ -113,9 +114,6 @@ def test_bytes_without_a_token_are_dropped_before_merging_as_transformers_does()
         (TINY, {"tokenizer.ggml.merges": ["a "]}, r"merges\[0\] must be two tokens"),
         (TINY, {"tokenizer.ggml.merges": ["a x"]}, r"tokenizer\.ggml\.merges: .*x"),
         (TINY, {"tokenizer.ggml.merges": ["b a"]}, r"tokenizer\.ggml\.merges: .*ba"),
-        (TINY, {"tokenizer.ggml.bos_token_id": 7}, r"bos_token_id must be a token id in 0…6, got 7"),
-        (TINY, {"tokenizer.ggml.eos_token_id": -1}, r"eos_token_id must be a token id in 0…6, got -1"),
-        (TINY, {"tokenizer.ggml.eos_token_id": "1"}, r"eos_token_id must be a token id in 0…6, got '1'"),
         (TINY, {"tokenizer.ggml.add_bos_token": 1}, r"add_bos_token must be a boolean, got 1"),
         (
             TINY,
@@ -124,7 +122,6 @@ def test_bytes_without_a_token_are_dropped_before_merging_as_transformers_does()
         ),
         (TINY, {"tokenizer.ggml.model": None}, r"tokenizer\.ggml\.model must be a string, got nothing"),
         (TINY, {"tokenizer.ggml.pre": 3}, r"tokenizer\.ggml\.pre must be a string, got 3"),
-        (TINY, {"tokenizer.chat_template": "{% if %}"}, r"chat template is not valid Jinja: line 1"),
         (TINY_SPM, {"tokenizer.ggml.scores": None}, r"tokenizer\.ggml\.scores must be a list, got nothing"),
         (TINY_SPM, {"tokenizer.ggml.scores": [0.0]}, r"scores has 1 entries, tokenizer\.ggml\.tokens has 7"),
         (TINY_SPM, {"tokenizer.ggml.scores": [float("nan")] * 7}, r"tokenizer\.ggml\.scores\[0\] is not a number"),
@@ -139,6 +136,32 @@ def test_malformed_metadata_is_refused(base: dict[str, Any], changes: dict[str, 
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer.ggml.bos_token_id": 7}, "bos_token_id must be a token id in 0…6, got 7; ignored"),
+        ({"tokenizer.ggml.eos_token_id": -1}, "eos_token_id must be a token id in 0…6, got -1; ignored"),
+        ({"tokenizer.ggml.padding_token_id": "1"}, "padding_token_id must be a token id in 0…6, got '1'; ignored"),
+    ],
+)
+def test_unused_ids_of_no_token_are_no_reason_to_refuse(
+    changes: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(TINY | {"tokenizer.ggml.add_bos_token": False} | changes).encode("ab")
+    assert any(message in logged for logged in caplog.messages)
+
+
+@pytest.mark.parametrize("kind", [TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.CONTROL])
+def test_what_ends_an_answer_is_structure_whatever_its_type(kind: int) -> None:
+    tokens = [*TINY["tokenizer.ggml.tokens"], "<|im_end|>"]
+    types = [*TINY["tokenizer.ggml.token_type"], int(kind)]
+    tokenizer = load(TINY | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    end = len(tokens) - 1
+    assert tokenizer.encode("ab<|im_end|>")[-1] == end
+    assert tokenizer.is_special(end)
+    assert tokenizer.decode([end], skip_special_tokens=True) == ""
+
+
+@pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [("tokenizer.ggml.model", "bert", "gpt2, llama"), ("tokenizer.ggml.pre", "klingon", "llama-bpe")],
 )
@@ -146,3 +169,15 @@ def test_unknown_kinds_are_named(key: str, value: str, allowed: str) -> None:
     with pytest.raises(UnsupportedModelError, match=allowed) as caught:
         load(TINY | {key: value})
     assert (caught.value.field, caught.value.value) == (key, value)
+
+
+@pytest.mark.parametrize("text", ["café", "đem", "õ", "ĠĊ"])
+def test_the_text_of_a_user_defined_token_is_its_content(text: str) -> None:
+    """Not GPT-2's names of bytes, in which é is one byte of some character."""
+    tokens = [*TINY["tokenizer.ggml.tokens"], text]
+    types = [*TINY["tokenizer.ggml.token_type"], TokenType.USER_DEFINED.value]
+    tokenizer = load(TINY | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    ids = tokenizer.encode(f"ab{text}ab")
+    assert len(tokens) - 1 in ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == f"ab{text}ab"
+    assert tokenizer.token_text(len(tokens) - 1) == text

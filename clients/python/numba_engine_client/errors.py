@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,9 @@ class InferenceError(Exception):
         self.token_ids = tuple(token_ids)
         super().__init__(f"{code.name}: {message}")
 
+    def __reduce__(self) -> tuple[Callable[..., InferenceError], tuple[Any, ...]]:
+        return _restored, (type(self), self.code, self.message, self.details, self.partial_text, self.token_ids)
+
     @property
     def violations(self) -> tuple[FieldViolation, ...]:
         return self.details.violations
@@ -63,6 +66,18 @@ class InferenceError(Exception):
     @property
     def request_id(self) -> str:
         return self.details.request_id
+
+
+def _restored(
+    kind: type[InferenceError],
+    code: grpc.StatusCode,
+    message: str,
+    details: ErrorDetails,
+    partial_text: str,
+    token_ids: tuple[int, ...],
+) -> InferenceError:
+    """What pickle and copy make of an error."""
+    return kind(code, message, details, partial_text=partial_text, token_ids=token_ids)
 
 
 class InvalidRequestError(InferenceError):
