@@ -16,13 +16,13 @@ from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from numba_engine_api.v1 import inference_pb2, inference_pb2_grpc
 from service.config import ServiceConfig
 from service.engine_loop import EngineLoop, EngineState, Load
 from service.errors import StartupError
 from service.malformed import MalformedRequests
+from service.reflection import add_reflection
 from service.servicer import InferenceServicer
 from service.status import HealthServicer, ServerStatus
 from service.telemetry import configure_logging, log
@@ -90,8 +90,7 @@ class Server:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._servicer, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._status), self._grpc)
         if config.reflection:
-            names = (SERVICE_NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._grpc)
+            add_reflection((SERVICE_NAME, "grpc.health.v1.Health"), self._grpc)
 
     @property
     def threads_have_ended(self) -> bool:

@@ -62,7 +62,12 @@ async def test_list_and_describe(serve: Serve, grpcurl: str) -> None:
         code, output = await run(grpcurl, served, "list")
         assert (code, output.split()) == (
             0,
-            ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", SERVICE],
+            [
+                "grpc.health.v1.Health",
+                "grpc.reflection.v1.ServerReflection",
+                "grpc.reflection.v1alpha.ServerReflection",
+                SERVICE,
+            ],
         )
         code, output = await run(grpcurl, served, "list", SERVICE)
         assert (code, {name.rpartition(".")[2] for name in output.split()}) == (

@@ -8,8 +8,9 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from numba_engine import CheckpointError
 from numba_engine_api.v1 import inference_pb2 as api
@@ -209,26 +210,45 @@ async def test_health_of_a_name_that_is_not_served(serve: Serve) -> None:
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-async def listed_by_reflection(served: Served) -> list[str]:
-    stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
-    requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-    [answer] = [answer async for answer in stub.ServerReflectionInfo(requests)]
-    return sorted(service.name for service in answer.list_services_response.service)
+VERSIONS = ("v1", "v1alpha")
 
 
-async def test_reflection_lists_all_services(serve: Serve) -> None:
+async def reflected(served: Served, version: str, **request: str) -> Any:
+    """The answer of one version of reflection, whose messages are the same."""
+    call = served.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    [answer] = [answer async for answer in call(iter([reflection_pb2.ServerReflectionRequest(**request)]))]
+    return answer
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_reflection_lists_and_describes_all_services(serve: Serve, version: str) -> None:
     async with serve() as served:
-        assert await listed_by_reflection(served) == [
+        answer = await reflected(served, version, list_services="")
+        names = sorted(service.name for service in answer.list_services_response.service)
+        assert names == [
             "grpc.health.v1.Health",
+            "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection",
             "numba_engine_api.v1.InferenceService",
         ]
+        for name in names:
+            answer = await reflected(served, version, file_containing_symbol=name)
+            [data, *_] = answer.file_descriptor_response.file_descriptor_proto
+            file = descriptor_pb2.FileDescriptorProto.FromString(data)
+            assert [f"{file.package}.{service.name}" for service in file.service] == [name]
+            types = [method.input_type for service in file.service for method in service.method]
+            assert all(kind.startswith(f".{file.package}.") for kind in types)
 
 
-async def test_reflection_can_be_turned_off(serve: Serve) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_reflection_can_be_turned_off(serve: Serve, version: str) -> None:
     async with serve(reflection=False) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await listed_by_reflection(served)
+            await reflected(served, version, list_services="")
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert READINESS[1] == SERVICE_NAME
 

@@ -68,7 +68,7 @@ async def test_malformed_requests_are_counted_and_logged_in_a_line(
         ]
 
 
-@pytest.mark.parametrize("version", ["v1alpha"])
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_a_malformed_request_ends_a_stream_of_requests(
     serve: Serve, version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
