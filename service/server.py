@@ -88,7 +88,9 @@ class Server:
             interceptors=[MalformedRequests(self._servicer.refuse_malformed)], options=_grpc_options(config)
         )
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._servicer, self._grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._status), self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(
+            HealthServicer(self._status, max_watches=config.max_in_flight), self._grpc
+        )
         if config.reflection:
             add_reflection((SERVICE_NAME, "grpc.health.v1.Health"), self._grpc)
 
@@ -108,7 +110,7 @@ class Server:
 
     async def run_until_closed(self) -> int:
         """Serves until ``closing`` is set or the engine fails; the process's exit code."""
-        async with _background(self._status.log_stuck_engine()):
+        async with _background(self._status.watch_state()):
             failed = await self._wait_for_end()
             await (self._close() if failed else self._drain_and_close())
         return EXIT_FAILED if failed else EXIT_OK

@@ -35,6 +35,8 @@ class ServerStatus:
     def __init__(self, engine: EngineLoop, *, service_name: str, stuck_after_s: float) -> None:
         self.draining = False
         self.closed = False
+        self.changed = asyncio.Event()
+        """Set, and another put in its place, when the state has changed or the server closes."""
         self._engine = engine
         self._readiness_names = ("", service_name)
         self._stuck_after_s = stuck_after_s
@@ -83,14 +85,21 @@ class ServerStatus:
         ready = self.state is State.READY
         return health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
 
-    async def log_stuck_engine(self) -> None:
-        """Looks after the engine's thread, which cannot tell by itself that it is stuck."""
-        was_stuck = False
+    async def watch_state(self) -> None:
+        """Wakes who waits for a change; looks after the engine's thread, which cannot tell by itself that it is stuck.
+
+        One look from time to time, however many wait.
+        """
+        was_stuck, was = False, None
         while True:
-            await asyncio.sleep(_LOOK_S)
             if self._is_stuck is not was_stuck:
                 was_stuck = self._is_stuck
                 log(logging.ERROR, "the engine is stuck" if was_stuck else "the engine goes on", detail=self.detail)
+            if (now := (self.state, self.closed)) != was:
+                was = now
+                changed, self.changed = self.changed, asyncio.Event()
+                changed.set()
+            await asyncio.sleep(_LOOK_S)
 
     @property
     def _is_stuck(self) -> bool:
@@ -105,8 +114,14 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     everyone from learning the next status.
     """
 
-    def __init__(self, status: ServerStatus) -> None:
+    def __init__(self, status: ServerStatus, *, max_watches: int) -> None:
+        """
+        Args:
+            max_watches: Open at once; one more is refused.
+        """
         self._status = status
+        self._max_watches = max_watches
+        self._num_watches = 0
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -118,12 +133,23 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """The status now and after each change, until the server closes."""
+        if self._num_watches >= self._max_watches:
+            message = f"{self._num_watches} watches are open, the limit is {self._max_watches}; use Check"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        self._num_watches += 1
+        try:
+            await self._tell_changes(request.service, context)
+        finally:
+            self._num_watches -= 1
+
+    async def _tell_changes(self, name: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         sent = None
         while not self._status.closed:
-            status = self._status.health_of(request.service)
+            changed = self._status.changed
+            status = self._status.health_of(name)
             if status is None:
                 status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
             if status != sent:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
                 sent = status
-            await asyncio.sleep(_LOOK_S)
+            await changed.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import Any
 
@@ -17,6 +18,7 @@ from numba_engine_api.v1 import inference_pb2 as api
 from service.config import ServiceConfig
 from service.errors import StartupError
 from service.server import SERVICE_NAME, Server
+from service.status import ServerStatus
 from tests.service.conftest import PATIENCE_S, Serve, Served, rest_of
 from tests.service.fake_llm import FakeLLM, FakeSession
 from tests.service.test_errors import details_of, failure_of, generate
@@ -198,6 +200,52 @@ async def test_an_open_health_watch_does_not_hold_up_the_end(serve: Serve) -> No
         served.server.closing.set()
         assert [answer.status async for answer in rest_of(watch)] in ([], [health_pb2.HealthCheckResponse.NOT_SERVING])
         assert await asyncio.wait_for(served.exit_code, 10) == 0
+
+
+async def test_watches_are_woken_by_changes_alone(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve() as served:
+        watches = [
+            health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest()) for _ in range(100)
+        ]
+        answers = await asyncio.gather(*(watch.read() for watch in watches))
+        assert {answer.status for answer in answers} == {health_pb2.HealthCheckResponse.SERVING}
+        looks = 0
+        health_of = ServerStatus.health_of
+
+        def counted(status: ServerStatus, name: str) -> int | None:
+            nonlocal looks
+            looks += 1
+            return health_of(status, name)
+
+        monkeypatch.setattr(ServerStatus, "health_of", counted)
+        await asyncio.sleep(0.5)
+        assert looks == 0
+        served.server._status.draining = True
+        answers = await asyncio.gather(*(watch.read() for watch in watches))
+        assert {answer.status for answer in answers} == {health_pb2.HealthCheckResponse.NOT_SERVING}
+        assert looks == len(watches)
+
+
+async def test_watches_are_limited_and_an_ended_one_leaves_room(serve: Serve) -> None:
+    async with serve(max_in_flight=2) as served:
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        open_ones = [stub.Watch(health_pb2.HealthCheckRequest(service="liveness")) for _ in range(2)]
+        await asyncio.gather(*(watch.read() for watch in open_ones))
+        error = await _failure(stub.Watch(health_pb2.HealthCheckRequest()))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.details() == "2 watches are open, the limit is 2; use Check"
+        open_ones[0].cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    assert (await stub.Watch(health_pb2.HealthCheckRequest()).read()).status == 1
+                    break
+
+
+async def _failure(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return caught.value
 
 
 async def test_health_of_a_name_that_is_not_served(serve: Serve) -> None:
