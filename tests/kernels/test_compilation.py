@@ -96,3 +96,42 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path: Path, monkey
     folder = compilation.cache_folder.__wrapped__()
     assert folder is not None
     assert not folder.is_relative_to(open_to_all)
+
+
+FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+NOWHERE = (
+    "from numba_engine.backends.cpu import compilation as c;"
+    "c.platformdirs.user_cache_dir = lambda *a, **k: '/dev/null'; c.tempfile.gettempdir = lambda: '/dev/null'"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fills the disk by a resource limit")
+@pytest.mark.parametrize("trouble", [FULL, NOWHERE])
+def test_kernels_that_cannot_be_kept_are_said_once(tmp_path: Path, trouble: str) -> None:
+    program = (
+        f"{trouble}\n"
+        "from numba_engine.backends.cpu.kernels.rms_norm import rms_norm_kernel\n"
+        "from numba_engine.backends.cpu.kernels.store_kv import store_kv_kernel\n"
+        "rms_norm_kernel(); store_kv_kernel()"
+    )
+    root = Path(compilation.__file__).parents[3]
+    environment = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=root, check=True, capture_output=True, text=True
+    ).stderr
+    assert said.count("compiled kernels cannot be kept, so every start compiles them again") == 1
+    assert "Traceback" not in said
+
+
+def test_ptx_that_cannot_be_kept_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = pytest.importorskip("numba_engine.backends.cuda.compiler")
+    said: list[object] = []
+    monkeypatch.setattr(compiler, "warn_not_kept", said.append)
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    compiler._write(tmp_path / "ptx" / "kernel.ptx", "code")
+    assert [str(error) for error in said] == ["[Errno 28] No space left on device"]
+    assert list((tmp_path / "ptx").iterdir()) == []

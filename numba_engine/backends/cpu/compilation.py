@@ -25,6 +25,8 @@ import platformdirs
 from numba.core import bytecode, caching, ccallback, sigutils
 from numba.core.registry import CPUDispatcher
 
+from numba_engine.backends.kept_kernels import warn_not_kept
+
 _PACKAGE = Path(__file__).parent
 
 # numba tells functions of one name apart by a counter that begins at 1 in every process. The counter becomes part of
@@ -68,6 +70,8 @@ _keep_alive: list[ccallback.CFunc] = []
 def _enable_cache(compiled: Any, function: Callable[..., Any], variant: str) -> None:
     if cache_folder() is not None:
         compiled._cache = _KernelCache(function, variant)
+    else:
+        warn_not_kept("no folder for them can be written")
 
 
 @functools.cache
@@ -77,10 +81,10 @@ def cache_folder() -> Path | None:
     for path in sorted(_PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     name = f"kernels/{digest.hexdigest()[:24]}"
-    own_temporary = Path(tempfile.gettempdir()) / f"numba-engine-{os.getuid() if hasattr(os, 'getuid') else 0}"
-    for root in (Path(platformdirs.user_cache_dir("numba-engine", appauthor=False)), own_temporary):
-        folder = root / name
+    for find_root in (_user_folder, _temporary_folder):
         try:
+            root = find_root()
+            folder = root / name
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not all(_is_ours(path) for path in (root, root / "kernels", folder)):
                 continue
@@ -89,6 +93,15 @@ def cache_folder() -> Path | None:
             continue
         return folder
     return None
+
+
+def _user_folder() -> Path:
+    return Path(platformdirs.user_cache_dir("numba-engine", appauthor=False))
+
+
+def _temporary_folder() -> Path:
+    """Of this user. Raises FileNotFoundError where no folder has room, as on a full disk."""
+    return Path(tempfile.gettempdir()) / f"numba-engine-{os.getuid() if hasattr(os, 'getuid') else 0}"
 
 
 def _is_ours(folder: Path) -> bool:
@@ -143,8 +156,10 @@ class _KernelCache(caching.FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with contextlib.suppress(OSError):  # nor need there be room for it: then the next process compiles again
+        try:
             super().save_overload(sig, data)
+        except OSError as error:  # nor need there be room for it: then the next process compiles again
+            warn_not_kept(error)
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return (sig, codegen.magic_tuple(), self._variant)

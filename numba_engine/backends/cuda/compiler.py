@@ -19,6 +19,8 @@ from numba import cuda
 from numba.cuda import dispatcher
 from numba.cuda.types import void
 
+from numba_engine.backends.kept_kernels import warn_not_kept
+
 _KERNELS = "numba_engine.backends.cuda.kernels."
 
 
@@ -134,8 +136,12 @@ def _write(stored: Path | None, ptx: str) -> None:
     """Whole or not at all, and not at all where the folder cannot be written."""
     if stored is None or stored.exists():
         return
-    with contextlib.suppress(OSError):
+    partial = stored.with_suffix(f".{os.getpid()}")
+    try:
         stored.parent.mkdir(parents=True, exist_ok=True)
-        partial = stored.with_suffix(f".{os.getpid()}")
         partial.write_text(ptx)
         partial.replace(stored)
+    except OSError as error:
+        warn_not_kept(error)
+        with contextlib.suppress(OSError):
+            partial.unlink()
