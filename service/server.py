@@ -57,7 +57,10 @@ async def _serve(config: ServiceConfig, load: Load) -> int:
 
 
 def _on_signals(server: Server) -> None:
-    """The first SIGTERM or SIGINT drains, the second ends the process at once."""
+    """The first SIGTERM or SIGINT drains, the second ends the process at once.
+
+    So does SIGHUP drain, which a terminal sends when it closes, unless it is to be ignored, as under nohup.
+    """
 
     def on_signal() -> None:
         if server.closing.is_set():
@@ -69,6 +72,8 @@ def _on_signals(server: Server) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, server.closing.set)
 
 
 class Server:

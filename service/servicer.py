@@ -232,7 +232,12 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
         is_bug = kind.code is grpc.StatusCode.INTERNAL
         trace = error if is_bug and not isinstance(error, EngineFailedError) else None  # which the engine logged once
         if record:
-            record.note(reason=kind.reason, message=str(error)[:_MAX_LOGGED_CHARS])
+            record.note(reason=kind.reason)
+            if isinstance(error, InvalidRequestError):
+                # What is wrong with them quotes the request, and texts of users have no place in a log.
+                record.note(fields=",".join(v.field for v in error.violations)[:_MAX_LOGGED_CHARS])
+            else:
+                record.note(message=str(error)[:_MAX_LOGGED_CHARS])
             record.end(kind.outcome, level=logging.ERROR if is_bug else logging.INFO, error=trace)
         elif is_bug:
             log(logging.ERROR, "failed", error=trace, request_id=request_id, rpc=type(request).__name__)

@@ -96,6 +96,30 @@ async def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
         assert server.log[-1].endswith("INFO closed")
 
 
+async def test_sighup_drains_too_and_a_second_one_changes_nothing() -> None:
+    async with serving("--step-delay=0.02") as (server, stub):
+        call = stub.Generate(generate(max_tokens=20))
+        await call.read()
+        server.popen.send_signal(signal.SIGHUP)
+        await server.until_logged("draining in_flight=1")
+        server.popen.send_signal(signal.SIGHUP)
+        events = [event async for event in rest_of(call)]
+        assert events[-1].finished.finish_reason == api.FINISH_REASON_MAX_TOKENS
+        assert await server.exit_code() == 0
+
+
+async def test_sighup_is_ignored_where_it_was() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; a child inherits it
+    try:
+        async with serving() as (server, stub):
+            server.popen.send_signal(signal.SIGHUP)
+            assert "".join([event.delta.text async for event in stub.Generate(generate(max_tokens=4))]) == "abab"
+            server.popen.send_signal(signal.SIGTERM)
+            assert await server.exit_code() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 async def test_a_second_signal_ends_at_once() -> None:
     async with serving("--step-delay=0.02") as (server, stub):
         call = stub.Generate(generate(time_limit_s=60))
@@ -170,6 +194,27 @@ async def test_json_logs_have_a_line_for_each_request_and_never_its_text() -> No
         assert (request["prompt_tokens"], request["completion_tokens"]) == (5, 2)
         assert request["finish_reason"] == "max_tokens"
         assert "quiet" not in "".join(server.log)
+
+
+async def test_what_is_wrong_with_a_request_is_logged_without_its_texts() -> None:
+    chat = api.Chat(messages=[api.ChatMessage(role="", content="quiet"), api.ChatMessage(role="quiet", content="")])
+    requests = [
+        generate(stop=["quiet" * 100, ""]),
+        generate("quiet", temperature=-1),
+        generate("quiet", request_id="quiet quiet"),
+        api.GenerateRequest(chat=chat),
+        generate("quiet", logit_bias={1: 101}),
+    ]
+    async with serving() as (server, stub):
+        for request in requests:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Generate(request).read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        server.popen.send_signal(signal.SIGTERM)
+        assert await server.exit_code() == 0
+        assert "quiet" not in "".join(server.log)
+        logged = [found[1] for line in server.log if (found := re.search(r"fields=(\S+)", line))]
+        assert logged[:4] == ["sampling.stop", "sampling.temperature", "request_id", "chat.messages[0].role"]
 
 
 async def test_options_come_from_the_environment_too() -> None:
