@@ -15,6 +15,7 @@ import click
 
 from service.errors import StartupError
 
+ProfileSwitch = Literal["on", "off"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -45,6 +46,10 @@ class ServiceConfig:
     """Longest text (or conversation) that is tokenised, and four times the ids that are detokenised, in one call."""
     max_pending_bytes: int = 2**20
     """Output of one request that may wait for a slow client; one byte more ends the request."""
+    profile: ProfileSwitch = "on"
+    """Whether clients may use Profile, which slows down everybody's requests while it measures."""
+    max_profile_s: float = 60.0
+    """A profile that takes longer ends with what it has; so one that waits for traffic does not keep out all others."""
     stalled_client_s: float = 60.0
     """A client that leaves a message unread for this long, its flow-control window full, loses its call."""
     drain_timeout_s: float = 30.0
@@ -70,6 +75,8 @@ class ServiceConfig:
         require(2**10 <= self.max_text_bytes <= 2**30, "max_text_bytes", "1 KiB to 1 GiB")
         # Clients refuse messages above 4 MiB unless told otherwise, and pending output becomes one message.
         require(2**10 <= self.max_pending_bytes <= 3 * 2**20, "max_pending_bytes", "1 KiB to 3 MiB")
+        require(self.profile in get_args(ProfileSwitch), "profile", f"one of {', '.join(get_args(ProfileSwitch))}")
+        require(0 < self.max_profile_s <= 86400, "max_profile_s", "seconds above 0, at most a day")
         require(0 < self.stalled_client_s <= 86400, "stalled_client_s", "seconds above 0, at most a day")
         require(0 <= self.drain_timeout_s <= 86400, "drain_timeout_s", "seconds, at most a day")
         require(0 < self.stuck_after_s <= 86400, "stuck_after_s", "seconds above 0, at most a day")
@@ -127,6 +134,21 @@ _SERVICE_OPTIONS = (
         show_default=True,
         metavar="N",
         help="Output that may wait for a slow client before its request is ended.",
+    ),
+    click.option(
+        "--profile",
+        type=click.Choice(get_args(ProfileSwitch)),
+        default=_DEFAULT.profile,
+        show_default=True,
+        help="Let clients profile the running engine, or refuse it.",
+    ),
+    click.option(
+        "--max-profile",
+        "max_profile_s",
+        default=_DEFAULT.max_profile_s,
+        show_default=True,
+        metavar="SECONDS",
+        help="A profile that takes longer ends with what it has.",
     ),
     click.option(
         "--stalled-client",

@@ -255,6 +255,11 @@ class EngineLoop:
             stream.ended = True
             self._put_abort(stream)
 
+    def end(self, stream: RequestStream) -> None:
+        """Ends a request that has not ended, with finish reason ABORTED."""
+        if not stream.ended:
+            self._put_abort(stream)
+
     async def abort(self, request_id: str) -> Usage | None:
         """Ends a request; its stream gets the last output too. What it had used; None where it is not in the engine.
 
@@ -285,8 +290,7 @@ class EngineLoop:
     def abort_all(self) -> None:
         """Ends every request with finish reason ABORTED."""
         for stream in self._streams.values():
-            if not stream.ended:
-                self._put_abort(stream)
+            self.end(stream)
 
     def stop(self) -> None:
         """Ends the thread after the running step."""

@@ -43,6 +43,13 @@ class ProfileBusyError(NumbaEngineError):
         super().__init__("a profile is running, and there is one at a time")
 
 
+class ProfileOffError(NumbaEngineError):
+    """The server was started with ``--profile off``."""
+
+    def __init__(self) -> None:
+        super().__init__("this server lets nobody profile: it was started with --profile off")
+
+
 class TextsFullError(NumbaEngineError):
     """Texts wait to be tokenised, and one more would be too much."""
 

@@ -20,7 +20,7 @@ from numba_engine_api.v1 import inference_pb2_grpc as api_grpc
 from service import translate, translate_estimate, translate_profile
 from service.config import ServiceConfig
 from service.engine_loop import EngineLoop
-from service.errors import EngineFailedError, SlowClientError, UnknownRequestError
+from service.errors import EngineFailedError, ProfileOffError, SlowClientError, UnknownRequestError
 from service.retry_hints import RetryHints
 from service.status import ServerStatus
 from service.telemetry import Counters, RequestRecord, log
@@ -85,10 +85,13 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
 
     async def Profile(self, request: api.ProfileRequest, context: _Context) -> None:
         async with self._request("Profile", request, context) as record:
+            if self._config.profile == "off":
+                raise ProfileOffError
             llm, limits = self._engine.llm, self._engine.stats
             assert limits is not None, "they are there when the engine is loaded"
             work = await self._prepared(request, lambda: translate_profile.prepared(llm, limits, request))
             stream = self._engine.submit_profile(record.request_id, work)
+            limit = asyncio.get_running_loop().call_later(self._config.max_profile_s, self._engine.end, stream)
             try:
                 await stream.accepted()
                 async for event in stream.profile_events():
@@ -97,6 +100,7 @@ class InferenceServicer(api_grpc.InferenceServiceServicer):
                     for response in translate_profile.to_responses(self._engine.session, event):
                         await self._write(context, response)
             finally:
+                limit.cancel()
                 self._engine.close(stream)
 
     async def EstimateThroughput(

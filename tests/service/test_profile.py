@@ -454,3 +454,30 @@ async def test_a_summary_that_fails_fails_its_profile_alone(serve: Serve) -> Non
         assert "".join([event.delta.text async for event in rest_of(live)]) == "ababab"
         served.session.fail_in_stop = None
         assert (await _read(served.stub.Profile(profile())))[-1].HasField("summary")
+
+
+async def test_profile_can_be_turned_off(serve: Serve) -> None:
+    async with serve(profile="off") as served:
+        error = await failure_of(served.stub.Profile(profile()))
+        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert details_of(error)["ErrorInfo"].reason == "PROFILE_OFF"
+        assert "--profile off" in error.details()
+        assert (await _read(served.stub.Generate(generate(max_tokens=1))))[-1].HasField("finished")
+
+
+async def test_a_profile_that_waits_for_traffic_gives_its_place_up(serve: Serve) -> None:
+    async with serve(max_profile_s=0.2) as served:
+        watching = await _read(served.stub.Profile(api.ProfileRequest(live=api.LiveTraffic(num_steps=100))))
+        assert kinds(watching) == ["device", "model", "waiting", "summary"]
+        assert watching[-1].summary.finish_reason == api.FINISH_REASON_ABORTED
+        assert (await _read(served.stub.Profile(profile(num_tokens=1))))[-1].HasField("summary")
+
+
+async def test_a_profile_slows_neighbours_down_for_a_limited_time(serve: Serve) -> None:
+    llm = FakeLLM(step_delay_s=0.005)
+    async with serve(llm, max_profile_s=0.2) as served:
+        events = await _read(served.stub.Profile(profile(num_tokens=4000, warm_up_steps=10)))
+        assert events[-1].summary.finish_reason == api.FINISH_REASON_ABORTED
+        assert 1 <= events[-1].summary.usage.completion_tokens <= 60
+        status = await served.status()
+        assert (status.profiling, status.engine.num_running) == (False, 0)
