@@ -189,7 +189,8 @@ def _grpc_options(config: ServiceConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        # Clients may ask as often about us. One that pings oftener than this loses its connection, and all on it.
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ]
 
 

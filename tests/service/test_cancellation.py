@@ -184,3 +184,18 @@ async def test_deltas_merge_for_a_client_that_lags(serve: Serve) -> None:
         assert "".join(d.text for d in deltas) == ("abcdefg" * 3000)[:20_000]
         assert [i for d in deltas for i in d.token_ids] == list((b"abcdefg" * 3000)[:20_000])
         assert [p.chosen.token_id for d in deltas for p in d.logprobs] == list((b"abcdefg" * 3000)[:20_000])
+
+
+async def test_a_client_that_pings_each_second_keeps_its_idle_stream(serve: Serve) -> None:
+    """By default gRPC ends a connection with all its streams after the third ping that it finds too early."""
+    options = (
+        ("grpc.keepalive_time_ms", 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+    async with serve(FakeLLM(gated=True), channel_options=options) as served:
+        call = served.stub.Generate(generate(max_tokens=2))
+        assert (await call.read()).HasField("started")
+        await asyncio.sleep(7)
+        served.llm.open_gate()
+        assert "".join([event.delta.text async for event in rest_of(call)]) == "ab"
