@@ -28,7 +28,7 @@ _MAX_STRING_BYTES = 1 << 24
 _MAX_ARRAY_LENGTH = 1 << 24
 _MAX_ALIGNMENT = 1 << 20
 
-_FORMATS = {GGMLQuantizationType[format.name]: format for format in FORMATS.values()}
+_FORMATS = {ggml_type: FORMATS[ggml_type.name] for ggml_type in GGMLQuantizationType if ggml_type.name in FORMATS}
 _SCALARS = {
     GGUFValueType.UINT8: "<u1",
     GGUFValueType.INT8: "<i1",

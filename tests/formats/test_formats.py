@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 
 import gguf
@@ -178,3 +179,18 @@ def test_what_is_encoded_comes_back_near(format: Format, nrmse: float) -> None:
 def test_a_format_is_one_object_wherever_it_goes(format: Format) -> None:
     assert pickle.loads(pickle.dumps(format)) is format
     assert FORMATS[format.name] is format
+
+
+@pytest.mark.parametrize(
+    ("format", "digest"),
+    [
+        (Q4_K, "30fcbf3444f14425e178e05f96ce2260fb02406081d3281df1ff52fd1cb63ad0"),
+        (Q6_K, "916d11229837c51a7d8faffdb323dda38c48bbbd40a34cccc9a95350af0ad052"),
+    ],
+)
+def test_encoders_that_the_gguf_package_has_not_equal_ggml_s_own(format: Format, digest: str) -> None:
+    """SHA-256 of what ``quantize_row_*_ref`` of ggml-quants.c (2026-08) makes of these values."""
+    values = np.random.default_rng(7).standard_normal((16, 512)).astype(np.float32)
+    values[:4] = np.abs(values[:4])
+    values[4:8] *= np.float32(1e-4)
+    assert hashlib.sha256(quantize("w", values, format).data.tobytes()).hexdigest() == digest

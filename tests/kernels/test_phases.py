@@ -11,7 +11,7 @@ from numba_engine.backends.arrays import Norm
 from numba_engine.backends.base import OPS
 from numba_engine.backends.cpu.backend import CpuBackend
 from numba_engine.backends.layers import Activation, GatedMlp
-from numba_engine.formats import BF16, F16, Q4_1, Q8_0, Format, StoredTensor, quantize
+from numba_engine.formats import BF16, F16, Q4_1, Q4_K, Q6_K, Q8_0, Format, StoredTensor, quantize
 from tests.kernels.conftest import MakeBackend
 
 HIDDEN = 2048  # long enough for blocks of x to be cut unlike in unlike formats
@@ -39,7 +39,9 @@ def mlp_of(
     ("intermediate", "formats", "activation"),
     [
         (176, (Q4_1, Q4_1), "silu"),  # an odd number of groups
+        (176, (Q4_K, Q4_K), "silu"),
         (192, (Q8_0, F16), "silu"),  # a segment each
+        (192, (Q6_K, Q4_K), "silu"),  # scales of runs of 16 and of 32
         (24, (BF16, BF16), "silu"),  # not whole groups
         (176, (Q8_0, Q8_0), "gelu_tanh"),
     ],
