@@ -161,6 +161,16 @@ class Emitter:
             count = half
         return self.b.extract_element(vector, self.integer(0, i32))
 
+    def reduce_pair(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """The sums of the lanes of two vectors of integers, as a vector of two."""
+        while True:
+            n = a.type.count
+            left, right = ([j for i in range(2) for j in range(n * i + h, n * i + h + n // 2)] for h in (0, n // 2))
+            both = self.b.add(self.shuffle(a, b, left), self.shuffle(a, b, right))
+            if n == 2:
+                return both
+            a, b = (self.shuffle(both, both, list(range(n // 2 * i, n // 2 * (i + 1)))) for i in range(2))
+
     def fold(self, a: ir.Value, b: ir.Value, n: int) -> ir.Value:
         """a, b: runs of n partial sums, a run a row. Result: runs of n / 2, the halves of each run added up."""
         low, high = _fold_lanes(n)

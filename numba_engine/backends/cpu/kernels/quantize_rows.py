@@ -9,7 +9,7 @@ ggml does, Q8_1) moved the log-probabilities of SmolLM2 by 0.15 in the mean, two
 memory either way, prompts take 1.8 times as long as with one.
 
 INT8: x [R, N] float32 → [R] rows of high int8 [N], low int8 [N], d f32 [N/32], sum(q) i32 [N/32], d * sum(q) f32
-[N/32], (sum(high), sum(low)) i16 [N/16, 2] for weights with scales per 16. N is a multiple of 32. A NaN makes its
+[N/32], (sum(low), sum(high)) i16 [N/16, 2] for weights with scales per 16. N is a multiple of 32. A NaN makes its
 block's d NaN.
 
 BF16 weights take x rounded to bf16 (to nearest even), as llama.cpp and PyTorch do, where bf16 dot instructions make
@@ -119,7 +119,7 @@ def _quantize_row(b: ir.IRBuilder, out: ir.Value, x: ir.Value, n: ir.Value) -> N
         usable = b.fcmp_ordered("<=", inverse, e.const(f32, MOST_INVERSE))
         inverse = e.splat(b.select(usable, inverse, e.const(f32, 0.0)))
         q = [b.fptosi(e.unary("rint", b.fmul(half, inverse)), vi32) for half in halves]
-        total = e.integer(0, i32)
+        both_sums = []
         for i, half in enumerate(q):
             low = b.trunc(half, bytes16)
             wide_low = b.sext(low, vi32)
@@ -127,13 +127,14 @@ def _quantize_row(b: ir.IRBuilder, out: ir.Value, x: ir.Value, n: ir.Value) -> N
             at = e.at(e.at(out, block, 32), LANES * i)
             e.store(b.trunc(b.ashr(rest, e.const(vi32, 8)), bytes16), at, 16)
             e.store(low, b.add(at, n), 16)
-            # Both sums at once, in the halves of a word: |sum(low)| ≤ 2048.
-            both = e.reduce(b.add(b.shl(rest, e.const(vi32, 8)), wide_low), b.add)
-            low_sum = b.trunc(both, i16)
-            high_sum = b.ashr(b.sub(both, b.sext(low_sum, i32)), e.integer(16, i32))
-            e.store(b.trunc(high_sum, i16), e.at(e.at(run_sums, block, 8), 4 * i), 2)
-            e.store(low_sum, e.at(e.at(run_sums, block, 8), 4 * i + 2), 2)
-            total = b.add(total, b.add(b.shl(high_sum, e.integer(8, i32)), b.sext(low_sum, i32)))
+            both_sums.append(b.add(b.shl(rest, e.const(vi32, 8)), wide_low))
+        # 65536 sum(high) + sum(low) of either half; |sum(low)| ≤ 2048 of one, 4096 of both.
+        sums16 = e.reduce_pair(*both_sums)
+        borrow = e.const(sums16.type, 0x8000)
+        e.store(b.xor(b.add(sums16, borrow), borrow), e.at(run_sums, block, 8), 8)
+        total = e.reduce(sums16, b.add)
+        low_total = b.sext(b.trunc(total, i16), i32)
+        total = b.add(b.ashr(b.sub(total, low_total), e.integer(8, i32)), low_total)
         e.store(d, e.at(scales, block, 4), 4)
         e.store(total, e.at(sums, block, 4), 4)
         e.store(b.fmul(d, b.sitofp(total, f32)), e.at(scaled_sums, block, 4), 4)

@@ -220,7 +220,7 @@ class _QuantizedX:
 
     def run_sums(self, run: int) -> tuple[ir.Value, ir.Value]:
         """Σ high and Σ low of 16 values, int32."""
-        high, low = (self._e.load(self._e.at(self._run_sums, 4 * run + 2 * i), i16, 2) for i in range(2))
+        low, high = (self._e.load(self._e.at(self._run_sums, 4 * run + 2 * i), i16, 2) for i in range(2))
         return self._e.b.sext(high, i32), self._e.b.sext(low, i32)
 
     def quarter(self, k: int) -> tuple[ir.Value, ir.Value]:
