@@ -31,7 +31,6 @@ from numba_engine.formats import (
 )
 from numba_engine.formats.blocks import pack, unpack
 
-COARSE = {Q8_0: (0,), Q4_0: (0,), Q4_1: (0, 2), Q4_K: (0, 2), Q6_K: (208,)}
 QUANTIZED = [format for format in FORMATS.values() if format.is_quantized]
 HAS_PEER = [format for format in FORMATS.values() if format not in (Q4_K, Q6_K)]
 """The gguf package quantises to these."""
@@ -48,7 +47,8 @@ def ggml_sizes(format: Format) -> tuple[int, int]:
 
 def integers_of(format: Format) -> np.ndarray:
     """The bytes of a block that no float16 takes."""
-    return np.setdiff1d(np.arange(format.block_bytes), [byte for at in COARSE[format] for byte in (at, at + 1)])
+    coarse = [scales.at for scales in (format.scales, format.minima) if scales]
+    return np.setdiff1d(np.arange(format.block_bytes), [byte for at in coarse for byte in (at, at + 1)])
 
 
 def awkward_values(rows: int, columns: int) -> np.ndarray:

@@ -50,6 +50,11 @@ class BlockLayout:
     """The unsigned bytes that codes stand for; empty where they stand for themselves."""
 
     @property
+    def has_runs(self) -> bool:
+        """Whether runs of 16 values have scales or minima of their own."""
+        return self.fine_scales > 1 or self.fine_minima > 1
+
+    @property
     def coarse_bytes(self) -> int:
         return 2 * LANES * self.coarse
 

@@ -11,8 +11,8 @@ import numpy as np
 from numba_engine.backends.arrays import Segment, Weight
 from numba_engine.backends.cpu.intrinsics import InstructionSet
 from numba_engine.backends.cpu.kernels.linear import NEXT, NEXT_BYTES, TABLE_FIELDS, WEIGHTS, linear_kernel
-from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8
-from numba_engine.backends.cpu.layout import GroupLayout, num_groups
+from numba_engine.backends.cpu.kernels.quantize_rows import BF16, F32, INT8, RUN_SUMS
+from numba_engine.backends.cpu.layout import GroupLayout, block_layout, num_groups
 from numba_engine.backends.cpu.packing import pack
 from numba_engine.formats import Format, StoredTensor
 
@@ -55,6 +55,8 @@ def load_weight(
         form = x_form(layout.format) if int8_activations else F32
         kernel = linear_kernel(layout.format, form, "generic" if form == F32 else isa)
         address = buffer.ctypes.data
+        if form == INT8 and block_layout(layout.format).has_runs:
+            form |= RUN_SUMS
         table.append([kernel, address, layout.group_bytes, layout.scale_bytes, rows, first_row, form, 0, 0])
         segments.append(Segment(layout.format, rows, buffer.nbytes, buffer))
         first_row += rows

@@ -233,30 +233,35 @@ def _dots(e: Emitter, layout: BlockLayout, chunks: list[_Chunk], x: _QuantizedX)
     """Of each group Σ s·(T[q] − zero)·q_x, float32; s, fine scales of runs of 16, is 1 where there are none."""
     b = e.b
     runs = len(chunks[0].scales.fine) or 1
-    per_run = []
+    dots: list[tuple[list[ir.Value], list[ir.Value]]] = []  # of each run, of high and of low of each group
     for run in range(runs):
-        zero = ir.Constant(vi32, None)
-        start = zero, zero
-        if layout.zero and runs == 1:
-            start = zero, e.splat(b.mul(x.sum(), e.integer(-layout.zero, i32)))
-        elif layout.zero:
-            high_sum, low_sum = x.run_sums(run)
-            start = tuple(e.splat(b.mul(total, e.integer(-layout.zero, i32))) for total in (high_sum, low_sum))
-        dots = [start] * len(chunks)
+        high_start, low_start = _minus_zero(e, layout.zero, x, run if runs > 1 else None)
+        highs, lows = [high_start] * len(chunks), [low_start] * len(chunks)
         for k in range(run * _QUARTERS // runs, (run + 1) * _QUARTERS // runs):
             high_x, low_x = x.quarter(k)
-            dots = [
-                (e.dot4(high, chunk.codes[k], high_x), e.dot4(low, chunk.codes[k], low_x))
-                for (high, low), chunk in zip(dots, chunks, strict=True)
-            ]
-        per_run.append(dots)
-    if runs == 1:
-        return [b.sitofp(b.add(b.shl(high, e.const(vi32, 8)), low), vf32) for high, low in per_run[0]]
+            highs = [e.dot4(total, chunk.codes[k], high_x) for total, chunk in zip(highs, chunks, strict=True)]
+            lows = [e.dot4(total, chunk.codes[k], low_x) for total, chunk in zip(lows, chunks, strict=True)]
+        dots.append((highs, lows))
     totals = []
-    for chunk, *dots in zip(chunks, *per_run, strict=True):
-        high, low = (_weighted(e, chunk.scales.fine, [dot[plane] for dot in dots]) for plane in range(2))
-        totals.append(e.fma(b.sitofp(high, vf32), e.const(vf32, 256.0), b.sitofp(low, vf32)))
+    for g, chunk in enumerate(chunks):
+        if runs == 1:
+            ((highs, lows),) = dots
+            totals.append(b.sitofp(b.add(b.shl(highs[g], e.const(vi32, 8)), lows[g]), vf32))
+        else:
+            high = _weighted(e, chunk.scales.fine, [highs[g] for highs, _ in dots])
+            low = _weighted(e, chunk.scales.fine, [lows[g] for _, lows in dots])
+            totals.append(e.fma(b.sitofp(high, vf32), e.const(vf32, 256.0), b.sitofp(low, vf32)))
     return totals
+
+
+def _minus_zero(e: Emitter, zero: int, x: _QuantizedX, run: int | None) -> tuple[ir.Value, ir.Value]:
+    """What dots of high and of low start at: together −zero·Σ q_x; of a run of 16 each for itself."""
+    nothing = ir.Constant(vi32, None)
+    if not zero:
+        return nothing, nothing
+    sums = [x.sum()] if run is None else list(x.run_sums(run))
+    *high, low = (e.splat(e.b.mul(total, e.integer(-zero, i32))) for total in sums)
+    return high[0] if high else nothing, low
 
 
 def _scaled_sum(e: Emitter, fine_minima: list[ir.Value], x: _QuantizedX) -> ir.Value:
