@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from numba_engine.errors import ConfigError
+from numba_engine.formats import FORMATS
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -42,18 +43,19 @@ def _formats(*formats: NumberFormat) -> MappingProxyType[str, NumberFormat]:
     return MappingProxyType({format.name: format for format in formats})
 
 
+def _ggml(name: str, block_size: int, block_bytes: int) -> NumberFormat:
+    layout = f"ggml: {block_size} values in {block_bytes} bytes"
+    return NumberFormat(name.lower(), 8 * block_bytes / block_size, "int8", layout)
+
+
 WEIGHT_FORMATS = _formats(
     NumberFormat("fp32", 32, "fp32", "IEEE binary32, multiplied outside the tensor cores"),
     NumberFormat("fp16", 16, "fp16", "IEEE binary16"),
     NumberFormat("bf16", 16, "fp16", "bfloat16, as fast as fp16"),
     NumberFormat("fp8", 8, "fp8", "e4m3 or e5m2, one scale a tensor"),
     NumberFormat("int8", 8, "int8", "int8, one scale a row"),
-    NumberFormat("q8_0", 8.5, "int8", "ggml: 32 int8 and a float16 scale"),
-    NumberFormat("q6_k", 6.5625, "int8", "ggml: 256 values in 210 bytes"),
-    NumberFormat("q5_k", 5.5, "int8", "ggml: 256 values in 176 bytes"),
-    NumberFormat("q4_k", 4.5, "int8", "ggml: 256 values in 144 bytes"),
-    NumberFormat("q4_1", 5.0, "int8", "ggml: 32 nibbles, a float16 scale and minimum"),
-    NumberFormat("q4_0", 4.5, "int8", "ggml: 32 nibbles and a float16 scale"),
+    *(_ggml(format.name, format.block_size, format.block_bytes) for format in FORMATS.values() if format.is_quantized),
+    _ggml("Q5_K", 256, 176),
     NumberFormat("int4", 4.125, "fp16", "GPTQ, AWQ: 128 nibbles and a float16 scale; widened to fp16"),
     NumberFormat("mxfp4", 4.25, "fp4", "OCP MX: 32 e2m1 and an e8m0 scale"),
     NumberFormat("nvfp4", 4.5, "fp4", "16 e2m1 and an e4m3 scale"),
