@@ -172,6 +172,8 @@ class Backend(ABC):
         (argmax of p_i / -log u_i, ties to the lower id), with u_i from Philox-4x32-10 (Salmon et al. 2011) keyed by
         the row's seed and counted by (token id // 4, output_index, 0, 0), lane token id % 4, as
         (bits + 0.5) * 2^-32: it depends on nothing else in the batch and needs no order of summation.
+
+        The most likely token is always kept. NaN counts as -inf; where nothing is above -inf the token id is -1.
         """
 
     # ---- fused ops: what decoder.forward calls ---------------------------------------------------------------------

@@ -29,6 +29,7 @@ def check_advance(backend: CaptureBackend, rng: np.random.Generator, num_rows: i
     tables = rng.integers(0, 1000, (num_rows, max_blocks))
     before = {name: rng.integers(0, 50, num_rows) for name in ("token_ids", "positions", "slot_mapping")}
     index, drawn = rng.integers(0, 2**32, num_rows, dtype=np.uint32), rng.integers(0, 50000, num_rows)
+    drawn[::5] = -1  # none could be chosen
     room = 6
     begins = room * np.arange(num_rows)
     lengths = rng.integers(0, room, num_rows)
@@ -62,6 +63,7 @@ def check_advance(backend: CaptureBackend, rng: np.random.Generator, num_rows: i
     )
     backend.advance(batch, sampling, int32(drawn), block_size)
 
+    drawn = np.maximum(drawn, 0)
     slots = tables[np.arange(num_rows), contexts // block_size] * block_size + contexts % block_size
     for array, moved, stays in [
         (batch.token_ids, drawn, before["token_ids"]),

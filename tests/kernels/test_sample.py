@@ -116,8 +116,24 @@ def test_numbers_that_are_none(backend: CpuBackend, temperature: float) -> None:
     )
     rows = [Row(temperature=temperature, top_p=0.9, top_k=3) for _ in logits]
     tokens = choose(backend, logits, rows)
-    assert tokens[:4] == [0, 0, 2, 1]
+    assert tokens[:4] == [-1, -1, 2, 1]  # -1: none can be chosen
     assert tokens[4] in ((1, 3) if temperature else (1,))
+
+
+TINY_SHARES = [1e-9, 2.4e-10, 1.2e-10, 1e-12, 1e-30, 1e-45, 1e-60]
+"""Of the least positive numbers, also those that float32 and 2^-32 fixed point have as 0."""
+
+
+@pytest.mark.parametrize("share", TINY_SHARES)
+def test_the_likeliest_token_is_kept_however_small_the_share(
+    backend: CpuBackend, rng: np.random.Generator, share: float
+) -> None:
+    logits = logits_of(rng, 7)
+    rows = [
+        Row(top_p=share), Row(top_p=share, temperature=1e-44), Row(top_p=share, top_k=1), Row(top_p=share, min_p=1),
+        Row(min_p=1, temperature=share), Row(top_k=3, min_p=share, temperature=share), Row(temperature=share),
+    ]  # fmt: skip
+    assert choose(backend, logits, rows) == np.argmax(logits, axis=1).tolist()
 
 
 def test_logprobs_are_of_the_logits_as_given(backend: CpuBackend, rng: np.random.Generator) -> None:
@@ -138,6 +154,16 @@ def test_logprobs_are_of_the_logits_as_given(backend: CpuBackend, rng: np.random
         best = np.argsort(-expected, kind="stable")[:20]
         assert sampled.top_token_ids[i].tolist() == best.tolist()
         np.testing.assert_allclose(sampled.top_logprobs[i], expected[best], atol=2e-6)
+
+
+def test_no_logprob_where_no_token_can_be_chosen(backend: CpuBackend, rng: np.random.Generator) -> None:
+    logits = logits_of(rng, 3, 37)
+    logits[1] = np.nan
+    rows = [Row(temperature=0), Row(bias={5: 100.0}, repetition_penalty=1.5, output=[5, 6]), Row(temperature=0)]
+    sampled = sample(backend, logits, rows, num_top_logprobs=4)
+    assert sampled.logprobs is not None
+    assert np.asarray(sampled.token_ids).tolist() == [np.argmax(logits[0]), -1, np.argmax(logits[2])]
+    assert np.isnan(sampled.logprobs).tolist() == [False, True, False]
 
 
 def test_logprobs_only_when_wanted(backend: CpuBackend, rng: np.random.Generator) -> None:

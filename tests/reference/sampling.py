@@ -70,9 +70,11 @@ def room_for(num_rows: int, num_top_logprobs: int = -1) -> Sampled:
 
 
 def sample(logits: np.ndarray, row: Row) -> int:
-    """The token id that ``row`` chooses from logits [V] float32."""
+    """The token id that ``row`` chooses from logits [V] float32; -1 where nothing is above -inf."""
     adjusted = adjust(logits, row)
     best = int(np.argmax(adjusted))  # the lowest id of the largest
+    if adjusted[best] == -np.inf:
+        return -1
     if row.temperature == 0 or not np.isfinite(adjusted[best]):
         return best
     probabilities = filtered(adjusted, row)

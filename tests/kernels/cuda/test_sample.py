@@ -12,6 +12,7 @@ from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.kernels.sample import GROUP, SLICE
 from numba_engine.execution.sampling import SampledTokens, download
 from tests.kernels.cuda.conftest import normal
+from tests.kernels.test_sample import TINY_SHARES
 from tests.reference import sampling as reference
 from tests.reference.sampling import Row, batch_of, room_for
 
@@ -116,6 +117,28 @@ def test_exponentials_near_both_ends(backend: CudaBackend) -> None:
     logits = np.zeros((40, 4000), dtype=np.float32)
     rows = [Row(seed=i) for i in range(40)]
     assert choose(backend, logits, rows).token_ids.tolist() == [reference.sample(logits[0], row) for row in rows]
+
+
+@pytest.mark.parametrize("share", TINY_SHARES)
+def test_the_likeliest_token_is_kept_however_small_the_share(
+    backend: CudaBackend, rng: np.random.Generator, share: float
+) -> None:
+    logits = normal(rng, 7, VOCAB) * np.float32(3)
+    rows = [
+        Row(top_p=share), Row(top_p=share, temperature=1e-44), Row(top_p=share, top_k=1), Row(top_p=share, min_p=1),
+        Row(min_p=1, temperature=share), Row(top_k=3, min_p=share, temperature=share), Row(temperature=share),
+    ]  # fmt: skip
+    assert choose(backend, logits, rows).token_ids.tolist() == np.argmax(logits, axis=1).tolist()
+
+
+def test_no_logprob_where_no_token_can_be_chosen(backend: CudaBackend, rng: np.random.Generator) -> None:
+    logits = normal(rng, 3, 37)
+    logits[1] = np.nan
+    rows = [Row(temperature=0), Row(bias={5: 100.0}, repetition_penalty=1.5, output=[5, 6]), Row(temperature=0)]
+    sampled = choose(backend, logits, rows, num_top_logprobs=4)
+    assert sampled.logprobs is not None
+    assert sampled.token_ids.tolist() == [np.argmax(logits[0]), -1, np.argmax(logits[2])]
+    assert np.isnan(sampled.logprobs).tolist() == [False, True, False]
 
 
 def test_logprobs_are_of_the_raw_logits(backend: CudaBackend, rng: np.random.Generator) -> None:

@@ -41,7 +41,8 @@ def advance(
         position = np.int64(load_i32(context_lens, row))  # of the new token: behind those in the cache
         if position == 0:
             continue
-        token = load_i32(sampled, row)
+        # -1 where none could be chosen: that row counts for nothing, and the embedding reads a real one for it.
+        token = max(load_i32(sampled, row), 0)
         block = np.int64(load_i32(block_tables, row * max_blocks + (position >> block_shift)))
         store_i32(token_ids, row, token)
         store_i32(positions, row, position)

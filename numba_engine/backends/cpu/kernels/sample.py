@@ -5,7 +5,8 @@
     draw: argmax of p_i / -log u_i, u from Philox-4x32-10 (Salmon et al. 2011)
 
 Nothing sorts the vocabulary: the k-th largest is found by radix selection, the nucleus by a histogram of probability
-over w. NaN counts as -inf; if nothing is above -inf the lowest id is chosen; +inf is certain, the lowest id of them.
+over w. NaN counts as -inf; if nothing is above -inf the id is -1, its log-probability NaN; +inf is certain, the lowest
+id of them.
 
 Bytes moved: the logits once for greedy rows; some passes over them, from L2, otherwise.
 """
@@ -137,6 +138,11 @@ def sample_kernel() -> int:
                 if 0 <= token < vocab:
                     logits[token] += load_f32(load_i64(args, _BIAS_VALUES), i)
             chosen = argmax(address, vocab)
+            if not logits[chosen] > -np.inf:
+                store_i32(load_i64(args, _TOKEN_IDS), row, -1)
+                if num_top >= 0:
+                    store_f32(load_i64(args, _LOGPROBS), row, np.float32(np.nan))
+                continue
             temperature = load_f32(load_i64(args, _TEMPERATURE), row)
             if temperature > 0 and abs(logits[chosen]) < np.inf:
                 chosen = draw(

@@ -49,14 +49,16 @@ def advance_kernel() -> Kernel:
             return
         block = uint32(block_tables[uint32(row * max_blocks + (position >> log2_block))])
         offset = uint32(position & uint32((uint32(1) << log2_block) - uint32(1)))
-        token_ids[row] = drawn[row]
+        # -1 where none could be drawn: that row counts for nothing, and the embedding reads a real one for it.
+        token = max(drawn[row], int32(0))
+        token_ids[row] = token
         positions[row] = int32(position)
         slot_mapping[row] = int32(uint32(block << log2_block) | offset)
         context_lens[row] = int32(uint32(position + uint32(1)))
         output_index[row] = uint32(output_index[row] + uint32(1))
         end = uint32(history_ends[row])
         if end > uint32(history_begins[row]):
-            history[end] = drawn[row]
+            history[end] = token
             history_ends[row] = int32(uint32(end + uint32(1)))
 
     integers = int32[::1]

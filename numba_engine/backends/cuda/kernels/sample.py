@@ -38,6 +38,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, int32, int64, uint32, uint64
 
@@ -295,7 +296,7 @@ def sample_kernel() -> Kernel:
         largest = _value_of(uint32(top >> uint64(32)))
         if temperature == float32(0) or not _is_finite(largest):
             if thread == uint32(0):
-                token_ids[row] = int32(~uint32(top))
+                token_ids[row] = int32(~uint32(top)) if largest > float32(-np.inf) else int32(-1)
             return
 
         # 3. the filters: top-k of the groups' maxima, top-k, top-p
@@ -363,6 +364,7 @@ def sample_kernel() -> Kernel:
                             wanted = uint64(uint64(total >> uint64(32)) * share + (low >> uint64(32)))
                             if uint64(low & uint64(0xFFFFFFFF)) != uint64(0):
                                 wanted = uint64(wanted + uint64(1))
+                            wanted = max(wanted, uint64(1))  # a top_p below 2^-32 is 0 by now; the likeliest stays
                         place = uint32(0)
                         while place < uint32(31) and sums[place] < wanted:
                             wanted = uint64(wanted - sums[place])
@@ -547,6 +549,10 @@ def chosen_logprobs_kernel() -> Kernel:
         raw = cuda.shared.array(1, uint32)  # bits, since only integers have an atomic exchange
         thread, row = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x)
         token = uint32(token_ids[row])
+        if token >= vocab:  # -1: none was chosen
+            if thread == uint32(0):
+                logprobs[row] = float32(np.nan)
+            return
         if thread == uint32(0):
             raw[0] = as_bits(logits[uint32(row * vocab + token)])
         cuda.syncthreads()
