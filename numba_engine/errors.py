@@ -71,6 +71,10 @@ class QueueFullError(NumbaEngineError):
         self.retry_after_s = retry_after_s
 
 
+class NonFiniteLogitsError(NumbaEngineError):
+    """A request whose logits are no finite numbers, so that no token could be chosen. Ends it, and no other."""
+
+
 class BackendUnavailableError(NumbaEngineError):
     """The requested backend cannot run on this machine. Says what is missing and how to get it."""
 

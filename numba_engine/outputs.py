@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from numba_engine.errors import NonFiniteLogitsError
+
 
 class FinishReason(str, enum.Enum):  # noqa: UP042 (the members print as an Enum's, and JSON writes them as text)
     """Why a request ended."""
@@ -78,10 +80,17 @@ class RequestOutput:
     """The token that ended it, with STOP_TOKEN; its text is not part of the output."""
     timings: Timings | None = None
     """On the last output."""
+    error: str | None = None
+    """On the last output of a request that failed, which has no finish reason: why it did."""
 
     @property
     def finished(self) -> bool:
-        return self.finish_reason is not None
+        return self.finish_reason is not None or self.error is not None
+
+    def raise_error(self) -> None:
+        """Raises NonFiniteLogitsError if the request failed."""
+        if self.error is not None:
+            raise NonFiniteLogitsError(self.error)
 
     @staticmethod
     def merged(outputs: Sequence[RequestOutput]) -> RequestOutput:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from numba_engine import (
     LLM,
     EngineStats,
+    NonFiniteLogitsError,
     NumbaEngineError,
     Progress,
     RequestOutput,
@@ -134,6 +135,8 @@ class RequestStream:
                 self._outputs.append(event)
                 self._pending_bytes += _wire_bytes(event)
                 self.ended = event.finished
+                if event.error is not None:
+                    self._error = NonFiniteLogitsError(event.error)
             case ProfileStarted() | ProfiledStep() | ProfileWaiting() | ProfileEnd():
                 self._profile.append(event)
                 self._pending_bytes += _wire_bytes_of_profile(event)

@@ -27,6 +27,7 @@ from numba_engine import (
     FinishReason,
     InvalidRequestError,
     ModelInfo,
+    NonFiniteLogitsError,
     OutOfMemoryError,
     PositionLogprobs,
     QueueFullError,
@@ -322,6 +323,7 @@ KINDS: dict[type[BaseException], ErrorKind] = {
     ProfileBusyError: ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, "PROFILE_BUSY", "rejected"),
     SlowClientError: ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CLIENT", "slow_client"),
     OutOfMemoryError: ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_MEMORY", "rejected"),
+    NonFiniteLogitsError: ErrorKind(grpc.StatusCode.FAILED_PRECONDITION, "NON_FINITE_LOGITS", "failed"),
     NotReadyError: ErrorKind(grpc.StatusCode.UNAVAILABLE, "NOT_READY", "unavailable"),
     EngineFailedError: ErrorKind(grpc.StatusCode.INTERNAL, "ENGINE_FAILED", "failed"),
     # Of starting a server; in a running one they would be bugs.

@@ -66,6 +66,7 @@ def generate(
     outputs = []
     for output in _run(llm, prompt_token_ids, sampling_params(options, llm.default_sampling)):
         outputs.append(output)
+        output.raise_error()
         if not as_json:
             _write(output.text)
 

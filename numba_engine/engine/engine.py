@@ -7,12 +7,15 @@ whatever the tokens are.
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
+
+import numpy as np
 
 from numba_engine.backends.base import Backend
 from numba_engine.config import EngineConfig
@@ -188,11 +191,23 @@ class Engine:
             if request is None:
                 continue
             logprobs = logprobs_of_row(sampled, row, scheduled.sequence.params.logprobs, self._tokenizer)
-            output = request.push(int(sampled.token_ids[row]), logprobs, now_s)
+            token_id = int(sampled.token_ids[row])
+            if token_id < 0 or (logprobs is not None and not math.isfinite(logprobs.chosen.logprob)):
+                output = request.fail(self._why_not_finite, now_s)
+            else:
+                output = request.push(token_id, logprobs, now_s)
             if output.finished:
                 self._forget(request, output)
             outputs.append(output)
         return outputs
+
+    @property
+    def _why_not_finite(self) -> str:
+        if self.backend.kv_cache_dtype == np.float16:
+            way_out = "keys or values are probably beyond float16: --kv-cache-dtype float32 (kv_cache_dtype) holds them"
+        else:
+            way_out = "weights or activations hold NaN or are beyond float32"
+        return f"the model's logits are no finite numbers, so no token can be chosen; {way_out}"
 
     def _note_done(self, step: ScheduledStep, started_s: float) -> None:
         if self.observer is not None:

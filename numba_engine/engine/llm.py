@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from numba_engine.backends.base import Backend
 from numba_engine.backends.delegating import UnfusedBackend
@@ -13,7 +14,7 @@ from numba_engine.config import EngineConfig
 from numba_engine.engine.engine import Engine
 from numba_engine.engine.loading import load_model
 from numba_engine.engine.validation import ValidRequest, not_in_vocabulary, validated
-from numba_engine.errors import FieldViolation, InvalidRequestError
+from numba_engine.errors import FieldViolation, InvalidRequestError, NonFiniteLogitsError
 from numba_engine.outputs import Completion, EngineStats, RequestOutput
 from numba_engine.sampling_params import SamplingParams
 from numba_engine.scheduling.scheduler import ScheduledStep
@@ -142,12 +143,14 @@ class LLM:
         prompts = [[0] * min(length, longest) for length in (20, 3)]
         greedy = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         sampled = SamplingParams(top_k=5, top_p=0.9, min_p=0.1, logprobs=1, max_tokens=2, ignore_eos=True)
-        self.generate(prompts, [greedy, sampled])
+        with suppress(NonFiniteLogitsError):  # real requests may fare better, and say it themselves if not
+            self.generate(prompts, [greedy, sampled])
         self.engine.capture_graphs()
         self.synchronize()
         self.engine.observer = _WithoutFusion(self.engine.backend)  # those ops have kernels of their own
         try:
-            self.generate(prompts, [greedy, sampled])
+            with suppress(NonFiniteLogitsError):
+                self.generate(prompts, [greedy, sampled])
         finally:
             self.engine.observer = None
         self.engine.reset_counters()
@@ -155,7 +158,12 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
-        """Run the prompts (or the one) to their ends, batched together; completions in the prompts' order."""
+        """Run the prompts (or the one) to their ends, batched together; completions in the prompts' order.
+
+        Raises:
+            InvalidRequestError: before any is run.
+            NonFiniteLogitsError: after all are, if the model could not choose a token in one of them.
+        """
         each_prompt = _as_prompts(prompts)
         each_params = (
             [params or self.default_sampling] * len(each_prompt) if not isinstance(params, Sequence) else params
@@ -181,14 +189,21 @@ class LLM:
         return [_completion(own, outputs[request_id]) for own, request_id in zip(requests, ids, strict=True)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Run one prompt, yielding each step's output. Closing the iterator aborts the request."""
+        """Run one prompt, yielding each step's output. Closing the iterator aborts the request.
+
+        Raises:
+            InvalidRequestError, QueueFullError: before the first output.
+            NonFiniteLogitsError: the model can choose no further token.
+        """
         request_id = f"stream-{next(_ids)}"
         self.add_request(request_id, prompt, params)
         inbox = self._inboxes[request_id] = []
         try:
             while inbox or self.engine.has(request_id):
                 if inbox:
-                    yield inbox.pop(0)
+                    output = inbox.pop(0)
+                    output.raise_error()
+                    yield output
                 else:
                     self._route(self.engine.step())
         finally:
@@ -232,6 +247,7 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 def _completion(request: ValidRequest, outputs: list[RequestOutput]) -> Completion:
     last = outputs[-1]
+    last.raise_error()
     assert last.finish_reason is not None
     assert last.timings is not None
     return Completion(

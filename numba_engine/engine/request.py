@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from numba_engine.execution.sampling import SampledTokens
 from numba_engine.outputs import (
     FinishReason,
@@ -66,6 +69,11 @@ class Request:
     def end(self, reason: FinishReason, now_s: float) -> RequestOutput:
         """End from outside (abort, time limit); what text was held back goes out."""
         return self._last_output(reason, now_s, (), None)
+
+    def fail(self, error: str, now_s: float) -> RequestOutput:
+        """End because no token could be chosen; what text was held back goes out."""
+        output = self.end(FinishReason.ABORTED, now_s)
+        return replace(output, finish_reason=None, stop_sequence=None, error=error)
 
     def _limit_reached(self, now_s: float) -> FinishReason | None:
         return self._count_reached() or (FinishReason.TIME_LIMIT if self.past_deadline(now_s) else None)
@@ -150,7 +158,8 @@ class Request:
 def logprobs_of_row(
     sampled: SampledTokens, row: int, num_top: int | None, tokenizer: Tokenizer
 ) -> PositionLogprobs | None:
-    """Of the token drawn in a row and of the likeliest ``num_top``; None where none were asked for."""
+    """Of the token drawn in a row and of the likeliest ``num_top``, fewer where fewer are possible at all; None where
+    none were asked for."""
     if num_top is None:
         return None
     assert sampled.logprobs is not None
@@ -163,5 +172,5 @@ def logprobs_of_row(
     top = zip(sampled.top_token_ids[row, :num_top].tolist(), sampled.top_logprobs[row, :num_top].tolist(), strict=True)
     return PositionLogprobs(
         chosen=named(int(sampled.token_ids[row]), float(sampled.logprobs[row])),
-        top=tuple(named(*candidate) for candidate in top),
+        top=tuple(named(token_id, logprob) for token_id, logprob in top if math.isfinite(logprob)),
     )

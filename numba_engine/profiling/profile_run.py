@@ -128,6 +128,7 @@ class ProfileRun:
             if output.finished:
                 self._unfinished.discard(output.request_id)
                 self._finished[output.request_id] = output
+            output.raise_error()
         profile = self._session.take_step()
         moved = {output.request_id for output in outputs if output.token_ids}
         self._num_together += len(self._started & moved) == len(self._work.requests)

@@ -135,6 +135,7 @@ class ProfileSession:
             for output in outputs:
                 if output.finished:
                     del unfinished[output.request_id]
+                output.raise_error()
             yield SessionStep(outputs, self.take_step())
 
     # ---- what the engine asks its observer -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from numba_engine import NumbaEngineError
+from numba_engine import NumbaEngineError, RequestOutput
 from numba_engine_api.v1 import inference_pb2 as api
 from service import translate
 from tests.service.conftest import PATIENCE_S, Serve, rest_of
@@ -234,6 +235,39 @@ async def test_an_empty_text_is_the_tokenizer_s_to_judge(serve: Serve) -> None:
     async with serve(llm) as served:
         events = [event async for event in served.stub.Generate(generate("", max_tokens=2))]
         assert "".join(event.delta.text for event in events) == "AA"
+
+
+async def test_a_request_that_can_choose_no_token_ends_alone(serve: Serve) -> None:
+    """What was generated comes first; the message says what to do; others go on."""
+
+    class NoThirdToken(FakeLLM):
+        def step(self) -> list[RequestOutput]:
+            return [self._failed(output) for output in super().step()]
+
+        def _failed(self, output: RequestOutput) -> RequestOutput:
+            if output.request_id != "bad" or output.usage.completion_tokens < 3:
+                return output
+            self.abort("bad")
+            return replace(output, text="", token_ids=(), finish_reason=None, error="try --kv-cache-dtype float32")
+
+    async with serve(NoThirdToken()) as served:
+        other = asyncio.create_task(_whole(served.stub.Generate(generate("xy", max_tokens=9))))
+        call = served.stub.Generate(generate("abcdef", request_id="bad", max_tokens=9))
+        texts: list[str] = []
+
+        async def read() -> None:
+            async for response in call:
+                texts.append(response.delta.text)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read()
+        assert "".join(texts) == "ab"
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert caught.value.details() == "try --kv-cache-dtype float32"
+        assert details_of(caught.value)["ErrorInfo"].reason == "NON_FINITE_LOGITS"
+        assert sum(len(response.delta.token_ids) for response in await other) == 9
+        counters = (await served.status()).counters
+        assert (counters.failed, counters.finished) == (1, 1)
 
 
 async def test_a_bug_is_told_by_its_id_alone(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
