@@ -43,6 +43,7 @@ ERRORS = [
     errors.CheckpointError("is missing", file="f.gguf", tensor="t"),
     errors.UnsupportedModelError("architectures", ["X"], "llama", file="config.json"),
     errors.QueueFullError(320, 320, 1.5),
+    errors.NonFiniteLogitsError("x"),
     errors.BackendUnavailableError("x"),
     errors.OutOfMemoryError("x"),
 ]
