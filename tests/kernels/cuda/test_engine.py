@@ -69,4 +69,5 @@ def test_demo_model_says_what_it_says_on_the_cpu(backend: BackendName, demo_path
     assert on_gpu == on_cpu
     graphs = llm.engine._runner._graphs
     assert graphs is not None
-    assert [size.num_rows for size in graphs._recordings] == [2]
+    assert [size.num_rows for size in graphs._forward_graphs] == [2]
+    assert [size.num_rows for size in graphs._sample_graphs] == [2]
