@@ -96,9 +96,9 @@ class SamplingParams:
         require(
             isinstance(self.stop, tuple)
             and len(self.stop) <= MAX_STOP_SEQUENCES
-            and all(isinstance(s, str) and 0 < len(s.encode()) <= MAX_STOP_SEQUENCE_BYTES for s in self.stop),
+            and all(isinstance(s, str) and 0 < _utf8_bytes(s) <= MAX_STOP_SEQUENCE_BYTES for s in self.stop),
             "stop",
-            f"at most {MAX_STOP_SEQUENCES} strings of 1 to {MAX_STOP_SEQUENCE_BYTES} bytes",
+            f"at most {MAX_STOP_SEQUENCES} strings of 1 to {MAX_STOP_SEQUENCE_BYTES} bytes of UTF-8",
         )
         ids = self.stop_token_ids
         require(
@@ -142,6 +142,14 @@ def as_tuple(value: object) -> object:
 def plain_number(value: Any) -> Any:
     """NumPy's integers, floats and bools as Python's; anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _utf8_bytes(text: str) -> int:
+    """0 where it is no Unicode text."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0
 
 
 def _between(value: object, low: float, high: float) -> bool:

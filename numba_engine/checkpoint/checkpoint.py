@@ -48,7 +48,7 @@ class Checkpoint:
     ) -> None:
         self.kind = kind
         self.path = path
-        self.name = name
+        self.name = name.encode(errors="replace").decode()  # of a path, whose bytes may be no UTF-8
         self.config = config
         self.generation_config = generation_config
         self.tensors = {key: tensor for key, (tensor, _) in tensors.items()}

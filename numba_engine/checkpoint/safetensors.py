@@ -203,7 +203,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def parse_json_object(text: bytes, file: str) -> dict[str, Any]:
     """A JSON object from the text of a file. Raises CheckpointError where it is not JSON, or not an object."""
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"is not valid JSON: {error}", file=file) from None
     if not isinstance(value, Mapping):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from numba_engine.cli.console import print_json
 from numba_engine.cli.loading import load
 from numba_engine.cli.options import engine_config, engine_options, execution_options
 from numba_engine.outputs import ModelInfo
@@ -57,7 +57,7 @@ def bench(
         batch=batch,
     )
     if as_json:
-        click.echo(json.dumps(bench_as_json(llm.model_info, rows)))
+        print_json(bench_as_json(llm.model_info, rows))
     else:
         click.echo(_markdown(llm.model_info, rows))
 

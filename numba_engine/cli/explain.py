@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 
-from numba_engine.cli.console import wide_console
+from numba_engine.cli.console import print_json, wide_console
 from numba_engine.cli.loading import load
 from numba_engine.cli.options import drawing_options, engine_config, engine_options, sampling_params
 from numba_engine.cli.prompt import prompt_options, read_prompt
@@ -92,7 +91,7 @@ def explain(
     walk = _walk(llm, whole, token_ids, params, fusion=fusion, repetitions=repetitions)
     if as_json_object:
         said = {"walk": as_json(walk), "answers": as_json(answers(walk))}
-        click.echo(json.dumps(said, ensure_ascii=False))
+        print_json(said)
     else:
         wide_console().print(essay(walk))
     if not walk.choice.agrees:

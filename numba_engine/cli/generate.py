@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import click
 
+from numba_engine.cli.console import print_json, write_text
 from numba_engine.cli.group import INTERRUPTED
 from numba_engine.cli.loading import load
 from numba_engine.cli.options import (
@@ -68,10 +68,10 @@ def generate(
         outputs.append(output)
         output.raise_error()
         if not as_json:
-            _write(output.text)
+            write_text(output.text)
 
     if as_json:
-        click.echo(json.dumps(_to_json(prompt_token_ids, outputs), ensure_ascii=False))
+        print_json(_to_json(prompt_token_ids, outputs))
     elif sys.stdout.isatty():
         click.echo()
     if not quiet:
@@ -105,12 +105,6 @@ def _first_interrupt_noted() -> Iterator[list[int]]:
         yield seen
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _write(text: str) -> None:
-    """UTF-8 whatever the locale, at once."""
-    sys.stdout.buffer.write(text.encode())
-    sys.stdout.buffer.flush()
 
 
 def _to_json(prompt_token_ids: list[int], outputs: list[RequestOutput]) -> dict[str, Any]:

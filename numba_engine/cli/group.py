@@ -6,10 +6,15 @@ import traceback
 
 import click
 
+from numba_engine.cli.console import prepare_streams
 from numba_engine.errors import NumbaEngineError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report a process ended by SIGINT."""
+
+
+_WORK_WITHOUT_STDOUT = frozenset({"serve", "fetch-demo"})
+"""Commands that are there for something else than what they print."""
 
 
 class _UserError(click.ClickException):
@@ -22,6 +27,13 @@ class _Bug(click.ClickException):
 
 class _Group(click.Group):
     """Turns errors into one line on stderr: exit code 2 for what the user can mend, 1 for anything unforeseen."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        prepare_streams(needs_stdout=name not in _WORK_WITHOUT_STDOUT)
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> object:
         try:

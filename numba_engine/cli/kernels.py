@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
 from numba_engine.backends.cuda.availability import require_packages
-from numba_engine.cli.console import wide_console
+from numba_engine.cli.console import print_json, wide_console
 from numba_engine.formats import BF16, F32, FORMATS, Q4_0, Q8_0
 from numba_engine.profiling.kernel_model import MODELLED_GPUS, ModelledGpu
 
@@ -118,7 +117,7 @@ def kernels(
             )
     if as_json:
         records = [_record(card) for of_cc in cards.values() for card in of_cc]
-        click.echo(json.dumps({"cards": records, "steps": [step_record(step, gpus) for step in steps]}))
+        print_json({"cards": records, "steps": [step_record(step, gpus) for step in steps]})
     else:
         _print_cards(cards)
         _print_steps(steps, gpus)

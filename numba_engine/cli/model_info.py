@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from numba_engine.cli.console import print_json
 from numba_engine.cli.loading import load
 from numba_engine.cli.options import engine_config, engine_options
 
@@ -22,7 +22,7 @@ def model_info(model: str, as_json: bool, **options: Any) -> None:
     """Load a model and say what it is and how it would run here."""
     info = dataclasses.asdict(load(model, engine_config(options)).model_info)
     if as_json:
-        click.echo(json.dumps(info))
+        print_json(info)
         return
     table = Table(show_header=False, box=None)
     for name, value in info.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +12,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from numba_engine.cli.console import wide_console
+from numba_engine.cli.console import print_json, to_json, wide_console
 from numba_engine.cli.loading import load
 from numba_engine.cli.options import engine_config, engine_options
 from numba_engine.cli.profile_diff import profile_diff
@@ -157,7 +156,7 @@ def profile(
         if not quiet:
             click.echo(f"wrote {file}", err=True)
     if as_json:
-        click.echo(json.dumps(profile_as_json(llm.model_info, steps, summary), ensure_ascii=False))
+        print_json(profile_as_json(llm.model_info, steps, summary))
         return
     click.echo(_title(llm.model_info))
     wide_console().print(summary_table(summary))
@@ -200,7 +199,7 @@ def _write_files(
         html.write_text(render_html(model, steps, summary), encoding="utf-8")
         yield html
     if trace is not None:
-        trace.write_text(json.dumps(profile_as_trace(model, steps, summary), ensure_ascii=False), encoding="utf-8")
+        trace.write_text(to_json(profile_as_trace(model, steps, summary)), encoding="utf-8")
         yield trace
     if csv is not None:
         csv.write_text(steps_as_csv(steps, summary.peaks), encoding="utf-8")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from numba_engine.cli.console import wide_console
+from numba_engine.cli.console import print_json, wide_console
 from numba_engine.profiling.diff import diff_as_json, diff_profiles, diff_tables
 from numba_engine.profiling.saved_profile import read_profile
 
@@ -26,6 +25,6 @@ def profile_diff(a: Path, b: Path, as_json: bool) -> None:
     """
     diff = diff_profiles(read_profile(a), read_profile(b))
     if as_json:
-        click.echo(json.dumps(diff_as_json(diff), ensure_ascii=False))
+        print_json(diff_as_json(diff))
     else:
         wide_console().print(diff_tables(diff, str(a), str(b)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from numba_engine.cli.console import read_stdin
 
 if TYPE_CHECKING:
     from numba_engine.engine.llm import LLM
@@ -67,7 +68,7 @@ def _read_argument(name: str, value: Any) -> Any:
     if value is None:
         return None
     if value == "-" and name != "--system":
-        return _decode("stdin", sys.stdin.buffer.read())
+        return _decode("stdin", read_stdin())
     try:
         value.encode()
     except UnicodeEncodeError as error:  # argv bytes that are no UTF-8 arrive as lone surrogates
@@ -77,7 +78,7 @@ def _read_argument(name: str, value: Any) -> Any:
 
 def _read_file(path: str) -> str:
     if path == "-":
-        return _decode("stdin", sys.stdin.buffer.read())
+        return _decode("stdin", read_stdin())
     try:
         with open(path, "rb") as file:
             return _decode(path, file.read())

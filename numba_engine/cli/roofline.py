@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 import psutil
 
 from numba_engine.backends import create_backend
-from numba_engine.cli.console import wide_console
+from numba_engine.cli.console import print_json, wide_console
 from numba_engine.cli.roofline_options import planned_model, planned_model_options, workload_of, workload_options
 from numba_engine.config import EngineConfig
 from numba_engine.formats import BF16, F16, F32, Q8_0, Format
@@ -54,7 +53,7 @@ def roofline(gpu_names: tuple[str, ...], target: float | None, as_json: bool, **
     if target is not None:
         estimates = [with_target(one, target) for one in estimates]
     if as_json:
-        click.echo(json.dumps({"estimates": [estimate_as_json(one) for one in estimates]}, ensure_ascii=False))
+        print_json({"estimates": [estimate_as_json(one) for one in estimates]})
     else:
         wide_console().print(estimate_tables(estimates))
 

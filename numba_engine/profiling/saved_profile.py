@@ -31,7 +31,7 @@ class SavedProfile:
 def read_profile(file: Path) -> SavedProfile:
     """The profile in ``file``. Raises ConfigError where it holds none, and OSError where it cannot be read."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise _no_profile(file, f"it is not JSON ({error})") from error
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from tokenizers import AddedToken
 from numba_engine.errors import CheckpointError
 from numba_engine.text.chat_template import ChatTemplate
 from numba_engine.text.parts import TokenizerParts
+from numba_engine.text.surrogates import lone_surrogate
+
+_log = logging.getLogger(__name__)
 
 _NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_JSON_BYTES = 256 << 20  # the largest published tokenizer.json is about 35 MB
@@ -41,7 +45,11 @@ def read_hf_tokenizer(directory: Path) -> TokenizerParts:
     config = _read_json_object(config_file) if config_file.is_file() else {}
     if "added_tokens_decoder" not in config and (map_file := directory / "special_tokens_map.json").is_file():
         config |= _read_json_object(map_file)  # where configurations kept these tokens until 2023
-    named = {key: token for key in _NAMED_SPECIAL_TOKENS if (token := _token(config, key, config_file)) is not None}
+    named = {
+        key: token
+        for key in _NAMED_SPECIAL_TOKENS
+        if (token := _special(config.get(key), key, config_file)) is not None
+    }
     _add_missing_tokens(backend, config, named, config_file)
     # transformers cuts and pads only when asked to; tokenizer.json may hold what it was trained with.
     backend.no_truncation()
@@ -80,13 +88,14 @@ def _add_missing_tokens(
     except ValueError:
         raise CheckpointError("added_tokens_decoder: keys must be token ids", file=str(file)) from None
     wanted = [_as_token(token, f"added_tokens_decoder[{key!r}]", file) for key, token in by_id]
-    wanted += [_special(token) for token in named.values()]
+    wanted += named.values()
     for key in ("additional_special_tokens", "extra_special_tokens"):
         extra = config.get(key) or []
         items = list(extra.values()) if isinstance(extra, dict) else extra
         if not isinstance(items, list):
-            raise CheckpointError(f"{key} must be a list of tokens, got {extra!r:.80}", file=str(file))
-        wanted += [_special(_as_token(token, key, file)) for token in items]
+            _log.warning("%s: %s must be a list of tokens, got %.80r; ignored", file, key, extra)
+            continue
+        wanted += [token for item in items if (token := _special(item, key, file)) is not None]
     for token in wanted:
         if token.content not in known:
             backend.add_tokens([token])
@@ -115,23 +124,27 @@ def _chat_template(directory: Path, config: Mapping[str, Any], config_file: Path
     return None
 
 
-def _token(config: Mapping[str, Any], key: str, file: Path) -> AddedToken | None:
-    value = config.get(key)
-    return None if value is None else _as_token(value, key, file)
-
-
 def _as_token(value: object, where: str, file: Path) -> AddedToken:
-    if isinstance(value, str):
-        return AddedToken(value, special=True)
-    if isinstance(value, dict) and isinstance(value.get("content"), str):
+    fields = {"content": value, "special": True} if isinstance(value, str) else value
+    if isinstance(fields, dict) and isinstance(content := fields.get("content"), str):
+        if what := lone_surrogate(content):
+            raise CheckpointError(f"{where} {what}", file=str(file))
         flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        return AddedToken(value["content"], **{flag: bool(value[flag]) for flag in flags if flag in value})
+        return AddedToken(content, **{flag: bool(fields[flag]) for flag in flags if flag in fields})
     raise CheckpointError(
         f"{where} must be a token's text, or an object with its content, got {value!r:.80}", file=str(file)
     )
 
 
-def _special(token: AddedToken) -> AddedToken:
+def _special(value: object, where: str, file: Path) -> AddedToken | None:
+    """A token that has a name; None where none is given, or what can be no token: texts and answers do without it."""
+    if value is None:
+        return None
+    try:
+        token = _as_token(value, where, file)
+    except CheckpointError as error:
+        _log.warning("%s; ignored", error)
+        return None
     token.special = True
     return token
 
@@ -158,6 +171,6 @@ def _read_text(file: Path) -> str:
     if (size := file.stat().st_size) > _MAX_JSON_BYTES:
         raise CheckpointError(f"{size} bytes; at most {_MAX_JSON_BYTES} are read", file=str(file))
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # some editors put a byte order mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot be read as UTF-8 text: {error}", file=str(file)) from None

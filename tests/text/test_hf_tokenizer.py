@@ -157,12 +157,9 @@ def test_malformed_tokenizer_json_is_refused(tmp_path: Path, text: str) -> None:
         ("{", "not JSON"),
         ("[1]", "must hold a JSON object, got list"),
         ("[" * 100_000, "not JSON"),
-        ('{"bos_token": 3}', "bos_token must be a token's text"),
-        ('{"bos_token": {"text": "<s>"}}', "bos_token must be a token's text"),
         ('{"added_tokens_decoder": []}', "added_tokens_decoder must be a JSON dict"),
         ('{"added_tokens_decoder": {"x": "<s>"}}', "added_tokens_decoder: keys must be token ids"),
         ('{"added_tokens_decoder": {"5": 1}}', r"added_tokens_decoder\['5'\] must be a token's text"),
-        ('{"additional_special_tokens": 5}', "additional_special_tokens must be a list"),
         ('{"chat_template": 5}', "chat_template must be text, or a list"),
         ('{"chat_template": [{"template": "x"}]}', "chat_template must be text, or a list"),
     ],
@@ -173,6 +170,29 @@ def test_malformed_configuration_is_refused(write: Write, text: str, message: st
     with pytest.raises(CheckpointError, match=message) as caught:
         load(directory)
     assert caught.value.file == str(directory / "tokenizer_config.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"bos_token": 3}', "bos_token must be a token's text"),
+        ('{"bos_token": {"text": "<s>"}}', "bos_token must be a token's text"),
+        (r'{"pad_token": "a\ud800"}', "pad_token is not Unicode text: lone surrogate U+D800 at character 1"),
+        ('{"additional_special_tokens": 5}', "additional_special_tokens must be a list"),
+        ('{"additional_special_tokens": [5, "<new>"]}', "additional_special_tokens must be a token's text"),
+    ],
+)
+def test_named_tokens_that_can_be_none_are_ignored_with_a_warning(
+    write: Write, caplog: pytest.LogCaptureFixture, text: str, message: str
+) -> None:
+    directory = write(tiny())
+    before = load(directory).encode("hello")
+    (directory / "tokenizer_config.json").write_text(text)
+    tokenizer = load(directory)
+    assert tokenizer.encode("hello") == before
+    assert "<new>" not in text or len(tokenizer.encode("<new>", add_special_tokens=False)) == 1
+    assert message in caplog.text
+    assert str(directory / "tokenizer_config.json") in caplog.text
 
 
 def test_files_that_are_not_text_are_refused(write: Write) -> None:

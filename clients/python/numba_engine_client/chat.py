@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Callable
 
@@ -31,9 +32,16 @@ def run_chat(
         is_complete = _answer(client, history, message, sampling, write)
         return 0 if is_complete else 130
 
+    if sys.stdin is None:  # closed: the conversation has no lines
+        return 0
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line of other bytes is no end of the conversation
     if sys.stdin.isatty():
         print("/help lists the commands; Ctrl-D ends.", file=sys.stderr)
     while (line := _read_line()) is not None:
+        if not _is_text(line):
+            print("error: the line is not UTF-8; it was left out", file=sys.stderr)
+            continue
         match line.strip():
             case "":
                 continue
@@ -64,6 +72,11 @@ def _read_line() -> str | None:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return ""
+
+
+def _is_text(line: str) -> bool:
+    """Not so where bytes of stdin could not be decoded."""
+    return not any("\ud800" <= char <= "\udfff" for char in line)
 
 
 def _answer(

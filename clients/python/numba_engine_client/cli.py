@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -34,7 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The console script: 0 when all went well, 2 for a wrong request, 1 for any other failure, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     command: Callable[[Client, argparse.Namespace], int] = options.command
+    if sys.stdout is None and command not in (_abort, _health, _wait):  # those tell enough by their exit code
+        _complain("stdout is closed, and the result would be written there")
+        return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # of tables, what the locale lacks; texts and JSON are UTF-8
     try:
+        _require_text(options)
         with _client(options) as client:
             return command(client, options)
     except KeyboardInterrupt:
@@ -86,7 +93,7 @@ def _generate(client: Client, options: argparse.Namespace) -> int:
         _end_line(options)
         raise
     if options.json:
-        print(json.dumps(_generation_to_json(stream.result), ensure_ascii=False))
+        _print_json(_generation_to_json(stream.result))
         return 0
     _end_line(options)
     if not options.quiet:
@@ -133,7 +140,7 @@ def _profile(client: Client, options: argparse.Namespace) -> int:
             "steps": [_to_dict(step) for step in messages],
             "summary": _to_dict(stream.summary),
         }
-        print(json.dumps(profile, ensure_ascii=False))
+        _print_json(profile)
         return 0
     if options.detail == "timeline" and messages and not options.quiet:
         print(profile_tables.timeline_table(messages[-1]))
@@ -158,7 +165,7 @@ def _estimate(client: Client, options: argparse.Namespace) -> int:
         planning["config_json"] = _decode(options.config, Path(options.config).read_bytes())
     estimates = client.estimate_throughput(options.gpus or (), **planning)
     if options.json:
-        print(json.dumps({"estimates": [_to_dict(one) for one in estimates]}, ensure_ascii=False))
+        _print_json({"estimates": [_to_dict(one) for one in estimates]})
     else:
         print(estimate_tables.estimate_tables(estimates))
     return 0
@@ -175,14 +182,17 @@ def _model_info(client: Client, options: argparse.Namespace) -> int:
 def _tokenize(client: Client, options: argparse.Namespace) -> int:
     inputs = _inputs(options)
     ids = client.tokenize(inputs.get("prompt"), messages=inputs.get("messages"))
-    print(json.dumps(ids) if options.json else " ".join(str(token_id) for token_id in ids))
+    if options.json:
+        _print_json(ids)
+    else:
+        print(" ".join(str(token_id) for token_id in ids))
     return 0
 
 
 def _detokenize(client: Client, options: argparse.Namespace) -> int:
     text = client.detokenize(options.token_ids)
     if options.json:
-        print(json.dumps(text, ensure_ascii=False))
+        _print_json(text)
     else:
         _write(text)
         _end_line(options)
@@ -257,7 +267,25 @@ def _inputs(options: argparse.Namespace, default: str | None = None) -> dict[str
 
 
 def _text(argument: str) -> str:
-    return _decode("stdin", sys.stdin.buffer.read()) if argument == "-" else argument
+    """The argument, or stdin; nothing where that is closed."""
+    if argument == "-":
+        return "" if sys.stdin is None else _decode("stdin", sys.stdin.buffer.read())
+    return argument
+
+
+_PATHS = frozenset({"prompt_file", "config", "ca_file", "cert_file", "key_file"})
+
+
+def _require_text(options: argparse.Namespace) -> None:
+    """Raises ValueError for an argument that is sent and whose bytes are no UTF-8."""
+    for name, value in vars(options).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and name not in _PATHS:
+                try:
+                    text.encode()
+                except UnicodeEncodeError as error:  # such bytes arrive as lone surrogates
+                    option = name.replace("_", "-")
+                    raise ValueError(f"--{option} is not UTF-8 at character {error.start}") from None
 
 
 def _decode(source: str, data: bytes) -> str:
@@ -280,6 +308,11 @@ def _write(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
+def _print_json(value: Any) -> None:
+    """A line of strict JSON."""
+    _write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+
+
 def _end_line(options: argparse.Namespace) -> None:
     """A shell's next prompt belongs on a line of its own; a pipe gets the text and nothing else."""
     if sys.stdout.isatty() and not options.json:
@@ -288,12 +321,15 @@ def _end_line(options: argparse.Namespace) -> None:
 
 def _print_message(message: ProtobufMessage, options: argparse.Namespace) -> int:
     fields = _to_dict(message)
-    print(json.dumps(fields, ensure_ascii=False) if options.json else tables.fields_table(fields))
+    if options.json:
+        _print_json(fields)
+    else:
+        print(tables.fields_table(fields))
     return 0
 
 
 def _to_dict(message: ProtobufMessage) -> dict[str, Any]:
-    """Field names as in the .proto, every number a number, fields at zero included."""
+    """Field names as in the .proto, every number a number or, where it is NaN or infinite, None, zeros included."""
     return _with_numbers(
         message,
         MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True),
@@ -301,7 +337,7 @@ def _to_dict(message: ProtobufMessage) -> dict[str, Any]:
 
 
 def _with_numbers(message: ProtobufMessage, fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON of protobuf writes 64-bit integers as strings; here they are numbers again."""
+    """JSON of protobuf writes as strings 64-bit integers, which are numbers here, and NaN and its like: None here."""
     for descriptor in message.DESCRIPTOR.fields:
         value = fields.get(descriptor.name)
         if value is None or (descriptor.message_type and descriptor.message_type.GetOptions().map_entry):
@@ -313,6 +349,8 @@ def _with_numbers(message: ProtobufMessage, fields: dict[str, Any]) -> dict[str,
                 _with_numbers(each, each_fields)
         elif descriptor.cpp_type in (descriptor.CPPTYPE_INT64, descriptor.CPPTYPE_UINT64):
             fields[descriptor.name] = [int(v) for v in value] if isinstance(value, list) else int(value)
+        elif descriptor.cpp_type in (descriptor.CPPTYPE_FLOAT, descriptor.CPPTYPE_DOUBLE) and isinstance(value, str):
+            fields[descriptor.name] = None
     return fields
 
 
