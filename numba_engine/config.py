@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from numba_engine.errors import ConfigError
+from numba_engine.plain_values import plain_number
 
 BackendName = Literal["auto", "cpu", "cuda", "ptx"]
 ActivationDtype = Literal["int8", "float32"]
@@ -64,6 +65,14 @@ class EngineConfig:
             if not ok:
                 raise ConfigError(f"{name} must be {allowed}, got {getattr(self, name)!r}")
 
+        for own in fields(self):
+            value = plain_number(getattr(self, own.name))
+            object.__setattr__(self, own.name, value)
+            if own.type == "bool":
+                require(isinstance(value, bool), own.name, "True or False")
+            elif own.type in ("int", "int | None"):
+                is_int = isinstance(value, int) and not isinstance(value, bool)
+                require(is_int or (value is None and own.type != "int"), own.name, "an integer")
         require(self.backend in get_args(BackendName), "backend", f"one of {', '.join(get_args(BackendName))}")
         require(self.num_threads is None or 1 <= self.num_threads <= 1024, "num_threads", "1 to 1024")
         require(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
-
-import numpy as np
 
 from numba_engine.errors import FieldViolation, InvalidRequestError
+from numba_engine.plain_values import as_tuple, plain_number
 
 MAX_LOGPROBS = 20
 MAX_INT32 = 2**31 - 1
@@ -127,21 +125,6 @@ class SamplingParams:
                 case _:
                     value = plain_number(value)
             object.__setattr__(self, own.name, value)
-
-
-def as_tuple(value: object) -> object:
-    """A list, tuple, set or array of one dimension as a tuple of Python's own values; anything else as it is.
-
-    Text and bytes are sequences too, but never meant as one of letters or numbers here.
-    """
-    if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
-        return value
-    return tuple(map(plain_number, value))
-
-
-def plain_number(value: Any) -> Any:
-    """NumPy's integers, floats and bools as Python's; anything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _utf8_bytes(text: str) -> int:

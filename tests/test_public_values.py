@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 import numba_engine
-from numba_engine import EngineConfig, InvalidRequestError, SamplingParams, errors
+from numba_engine import LLM, ConfigError, EngineConfig, InvalidRequestError, SamplingParams, errors
 from numba_engine.errors import FieldViolation, NumbaEngineError
 from numba_engine.formats import FORMATS
 from numba_engine.outputs import Completion, FinishReason, PositionLogprobs, Timings, TokenLogprob, Usage
 from numba_engine_client import errors as client_errors
+from numba_engine_client import requests as client_requests
+from tests.tiny_models import TinyModel, write_hf
 
 COMPLETION = Completion(
     prompt_token_ids=(1, 2),
@@ -157,3 +159,130 @@ def test_parameters_do_not_change_with_what_they_were_made_of() -> None:
     biases[4] = 2.0
     assert params.logit_bias == {3: 1.0}
     assert numba_engine.SamplingParams is SamplingParams
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM(str(write_hf(tmp_path_factory.mktemp("m") / "m", TinyModel(num_layers=1))), EngineConfig(num_threads=1))
+
+
+ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "meant"),
+    [
+        (np.array([5, 6]), [(5, 6)]),
+        (np.array([[5, 6], [7, 8]], np.uint16), [(5, 6), (7, 8)]),
+        ([np.array([5, 6]), (7,)], [(5, 6), (7,)]),
+        ([np.int64(5), 6], [(5, 6)]),
+        ((np.array([5], np.int32),), [(5,)]),
+        ((ids for ids in ([5], [6])), [(5,), (6,)]),
+        ([range(5, 7)], [(5, 6)]),
+        ([], []),
+    ],
+)
+def test_prompts_of_numpy_and_of_any_order(llm: LLM, prompts: Any, meant: list[tuple[int, ...]]) -> None:
+    completions = llm.generate(prompts, ONE)
+    assert [completion.prompt_token_ids for completion in completions] == meant
+    assert all(type(i) is int for completion in completions for i in completion.prompt_token_ids)
+
+
+def test_arrays_of_texts_and_of_parameters(llm: LLM) -> None:
+    both = llm.generate(np.array(["the", "fox"]), np.array([ONE, ONE]))
+    assert [c.prompt_token_ids for c in both] == [c.prompt_token_ids for c in llm.generate(["the", "fox"], ONE)]
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        b"hi", [b"hi"], bytearray(b"hi"), {"hi": 1}, {5, 6}, [{5, 6}], None, 5, [5, "hi"], [[[5]]], [True, False],
+        [5.0, 6.0], np.array([5.0]), [None], ["hi", 5], [np.array([True])],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_prompts_of_another_kind_are_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt"):
+        llm.generate(prompts, ONE)
+    assert not llm.has_unfinished
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, SamplingParams, "greedy", [{"temperature": 0}], 0], ids=repr)
+def test_parameters_of_another_kind_are_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="params"):
+        llm.generate(["hi"], params)
+
+
+def test_texts_and_ids_of_another_kind_are_refused(llm: LLM) -> None:
+    assert llm.detokenize(np.array([60, 61])) == llm.detokenize(i for i in (60, 61)) == llm.detokenize([60, 61]) != ""  # type: ignore[arg-type]
+    for ids in (b"12", "12", 12, [True], [60.0], {60}, None, np.array([[60]])):
+        with pytest.raises(InvalidRequestError, match="token_ids"):
+            llm.detokenize(ids)  # type: ignore[arg-type]
+    for text in (b"hi", ["hi"], None, 5):
+        with pytest.raises(InvalidRequestError, match="must be text"):
+            llm.tokenize(text)  # type: ignore[arg-type]
+    message = {"role": "user", "content": "hi"}
+    for messages in ("hi", message, None, iter([message]), [["user", "hi"]], b"hi"):
+        with pytest.raises(InvalidRequestError, match="messages"):
+            llm.apply_chat_template(messages)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="request_id"):
+        llm.add_request(5, "hi", ONE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_threads", True),
+        ("num_threads", 1.0),
+        ("block_size", 16.0),
+        ("max_num_seqs", True),
+        ("max_num_seqs", None),
+        ("max_model_len", "64"),
+        ("prefix_caching", "false"),
+        ("prefix_caching", 1),
+        ("fusion", None),
+        ("backend", b"cpu"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be"):
+        EngineConfig(**{name: value})
+
+
+def test_settings_of_numpy_are_pythons_own() -> None:
+    config = EngineConfig(block_size=np.int64(32), fusion=np.False_, num_kv_blocks=np.uint8(9))  # type: ignore[arg-type]
+    assert (config.block_size, config.fusion, config.num_kv_blocks) == (32, False, 9)
+    assert json.loads(json.dumps(asdict(config)))["num_kv_blocks"] == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", b"END"),
+        ("stop_token_ids", b"12"),
+        ("stop_token_ids", "12"),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", [1.0]),
+        ("top_k", True),
+        ("max_tokens", 2.5),
+        ("temperature", True),
+        ("ignore_eos", 1),
+        ("ignore_eos", "false"),
+    ],
+)
+def test_the_client_refuses_them_too(name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=name):
+        client_requests.sampling_params({name: value})
+
+
+def test_the_client_takes_numpys_numbers() -> None:
+    message = client_requests.sampling_params(
+        {"stop_token_ids": np.array([5, 6]), "top_k": np.int64(3), "temperature": np.float32(0.5), "stop": "END"}
+    )
+    assert (list(message.stop_token_ids), message.top_k, message.temperature, list(message.stop)) == (
+        [5, 6], 3, 0.5, ["END"],
+    )  # fmt: skip
+    assert list(client_requests.input_fields(None, np.array([7, 8]), None)["token_ids"].ids) == [7, 8]  # type: ignore[arg-type]
+    for ids in (b"hi", "12", [True], [1.0]):
+        with pytest.raises(TypeError):
+            client_requests.input_fields(None, ids, None)  # type: ignore[arg-type]

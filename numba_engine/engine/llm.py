@@ -13,9 +13,10 @@ from numba_engine.checkpoint import Progress
 from numba_engine.config import EngineConfig
 from numba_engine.engine.engine import Engine
 from numba_engine.engine.loading import load_model
-from numba_engine.engine.validation import ValidRequest, not_in_vocabulary, validated
+from numba_engine.engine.validation import ValidRequest, members_of, not_in_vocabulary, validated
 from numba_engine.errors import FieldViolation, InvalidRequestError, NonFiniteLogitsError
 from numba_engine.outputs import Completion, EngineStats, RequestOutput
+from numba_engine.plain_values import plain_number
 from numba_engine.sampling_params import SamplingParams
 from numba_engine.scheduling.scheduler import ScheduledStep
 
@@ -64,6 +65,7 @@ class LLM:
         Raises:
             InvalidRequestError: an id is not in the vocabulary.
         """
+        token_ids = tuple(map(plain_number, members_of("token_ids", token_ids)))
         if wrong := not_in_vocabulary("token_ids", token_ids, self.model_info):
             raise InvalidRequestError(wrong)
         known = [token_id for token_id in token_ids if token_id < self._tokenizer.vocab_size]
@@ -82,7 +84,8 @@ class LLM:
         if isinstance(prompt, str):
             self._require_may_fit(prompt)
             prompt = self.tokenize(prompt)
-        return validated(tuple(prompt), params, self.model_info)
+        token_ids = members_of("prompt", prompt, meant="text or a list of token ids")
+        return validated(token_ids, params, self.model_info)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -93,6 +96,8 @@ class LLM:
             InvalidRequestError: naming each field that is wrong, or that the id is in use.
             QueueFullError: if ``max_num_seqs`` requests run and ``max_waiting`` wait already.
         """
+        if not isinstance(request_id, str):
+            raise InvalidRequestError(FieldViolation("request_id", f"must be text, got {type(request_id).__name__}"))
         if not isinstance(prompt, ValidRequest):
             prompt, params = self.validate(prompt, params or self.default_sampling), None
         assert params is None, "a ValidRequest has its own"
@@ -165,9 +170,10 @@ class LLM:
             NonFiniteLogitsError: after all are, if the model could not choose a token in one of them.
         """
         each_prompt = _as_prompts(prompts)
-        each_params = (
-            [params or self.default_sampling] * len(each_prompt) if not isinstance(params, Sequence) else params
-        )
+        if params is None or isinstance(params, SamplingParams):
+            each_params: Sequence[SamplingParams] = [params or self.default_sampling] * len(each_prompt)
+        else:
+            each_params = members_of("params", params, meant="SamplingParams or a list of them, one per prompt")
         if len(each_params) != len(each_prompt):
             raise InvalidRequestError(
                 FieldViolation("params", f"{len(each_params)} given for {len(each_prompt)} prompts")
@@ -239,10 +245,11 @@ _ids = itertools.count()
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A lone text, or a lone list of token ids, is one prompt."""
+    """A lone text, or a lone list of numbers, is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    return [prompts] if prompts and all(isinstance(entry, int) for entry in prompts) else prompts  # type: ignore[return-value,list-item]
+    entries = members_of("prompts", prompts, meant="a prompt or a list of prompts, each text or a list of token ids")
+    return [entries] if entries and all(isinstance(plain_number(entry), int | float) for entry in entries) else entries
 
 
 def _completion(request: ValidRequest, outputs: list[RequestOutput]) -> Completion:

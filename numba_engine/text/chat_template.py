@@ -132,7 +132,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
-    if isinstance(messages, str | bytes | Mapping) or not all(isinstance(message, Mapping) for message in messages):
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str | bytes)  # an iterator can be read once
+    if not is_list or not all(isinstance(message, Mapping) for message in messages):
         what = "must be a list of objects with role and content"
         raise InvalidRequestError(FieldViolation("messages", what))
     bad: list[FieldViolation] = []

@@ -67,6 +67,8 @@ class Tokenizer:
         Raises:
             InvalidRequestError: the text has lone surrogates, so it is no Unicode text.
         """
+        if not isinstance(text, str):
+            raise InvalidRequestError(FieldViolation("prompt", f"must be text, got {type(text).__name__}"))
         if what := lone_surrogate(text):
             raise InvalidRequestError(FieldViolation("prompt", what))
         # A batch, because the library holds the GIL all through encode(), seconds for a long text, and not in here.

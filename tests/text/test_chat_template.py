@@ -145,7 +145,7 @@ HOSTILE = {
         "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}"
     ),
     "hoarded strings": (
-        "{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = n.x + ['x' * 999999] %}{% endfor %}"
+        "{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = n.x + [('x' * 999999) ~ i] %}{% endfor %}"
     ),
     "digits of a float": "{{ 1.5 | round(99999999) }}{{ messages | length + 9 ** (messages | length * 999999999) }}",
     "wrapping a text": "{{ ('x ' * (messages | length * 5000000)) | wordwrap(1) }}",

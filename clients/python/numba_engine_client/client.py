@@ -162,7 +162,7 @@ class Client:
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeout: float | None = None
     ) -> str:
         """The text of token ids."""
-        request = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        request = pb.DetokenizeRequest(token_ids=requests.ids(token_ids), skip_special_tokens=skip_special_tokens)
         return str(self._unary(self._stub.Detokenize, request, timeout).text)
 
     # ---- facts -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -97,10 +98,12 @@ def sampling_params(sampling: Mapping[str, Any]) -> pb.SamplingParams:
         try:
             if name == "logit_bias":
                 message.logit_bias.update(value)
-            elif name in ("stop", "stop_token_ids"):
-                getattr(message, name).extend([value] if isinstance(value, str) else value)
+            elif name == "stop":
+                message.stop.extend([value] if isinstance(value, str) else value)
+            elif name == "stop_token_ids":
+                message.stop_token_ids.extend(ids(value))
             else:
-                setattr(message, name, value)
+                _set(message, name, value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name} = {value!r}: {error}") from error
     return message
@@ -114,7 +117,7 @@ def input_fields(
     if len(given) != 1:
         raise TypeError("give exactly one of prompt, token_ids and messages")
     if token_ids is not None:
-        return {"token_ids": pb.TokenIds(ids=token_ids)}
+        return {"token_ids": pb.TokenIds(ids=ids(token_ids))}
     if messages is not None:
         return {"chat": chat(messages)}
     return {"prompt": prompt}
@@ -183,10 +186,27 @@ def _known(given: Mapping[str, Any], kind: type) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def ids(token_ids: Sequence[int]) -> list[int]:
+    """Raises TypeError for text and bytes, whose members are not meant as ids, and for members that are no integers."""
+    if isinstance(token_ids, str | bytes | bytearray | memoryview | Mapping):
+        raise TypeError(f"token ids must be a list of integers, got {type(token_ids).__name__}")
+    given = list(token_ids)
+    if any(isinstance(token_id, bool) for token_id in given):
+        raise TypeError("token ids must be integers, got bool")
+    return [operator.index(token_id) for token_id in given]
+
+
+def _set(message: Any, name: str, value: Any) -> None:
+    field = message.DESCRIPTOR.fields_by_name[name]
+    if isinstance(value, bool) != (field.type == field.TYPE_BOOL):  # protobuf takes True as 1, and 1 as True
+        raise TypeError(f"must be of type {type(getattr(message, name)).__name__}")
+    setattr(message, name, value)
+
+
 def _set_all(message: Any, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         try:
-            setattr(message, name, value)
+            _set(message, name, value)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name} = {value!r}: {error}") from error
 
