@@ -26,22 +26,26 @@ def graph(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def make_llm(tiny_path: Path, graph: bool) -> MakeLLM:
+def engines(tiny_path: Path) -> MakeLLM:
     """Builds an engine with the given settings over the tiny model; equal settings share one."""
-    engines: dict[tuple[tuple[str, Any], ...], LLM] = {}
+    built: dict[tuple[tuple[str, Any], ...], LLM] = {}
 
     def make(**settings: Any) -> LLM:
         key = tuple(sorted(settings.items()))
-        if key not in engines:
-            config = EngineConfig(
-                **{"backend": "cpu", "num_threads": 2, "num_kv_blocks": 128, "graph": graph, **settings}
-            )
-            engines[key] = LLM(str(tiny_path), config)
-        llm = engines[key]
+        if key not in built:
+            config = EngineConfig(**{"backend": "cpu", "num_threads": 2, "num_kv_blocks": 128, **settings})
+            built[key] = LLM(str(tiny_path), config)
+        llm = built[key]
         assert not llm.has_unfinished, "an earlier test left a request behind"
         return llm
 
     return make
+
+
+@pytest.fixture(scope="module")
+def make_llm(engines: MakeLLM, graph: bool) -> MakeLLM:
+    """An engine with the given settings. Of a file's scope: it may say what ``graph`` is."""
+    return lambda **settings: engines(**{"graph": graph, **settings})
 
 
 @pytest.fixture
