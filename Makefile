@@ -10,13 +10,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint fmt proto bench clean
+.PHONY: help demo check test test-all lint fmt proto bench clean
 .SILENT: help
 
 help:
 	echo "make demo    download a small model, serve it, stream a chat and a profile, stop"
-	echo "make test    lint, types, layers, generated code and all tests"
-	echo "make lint    the part of 'make test' before the tests"
+	echo "make check   lint, types, layers, generated code and the tests that run no kernel: a minute"
+	echo "make test    the same, and the other tests, those of kernels with a fixed choice of their cases"
+	echo "make test-all  everything, with all cases of the kernels' tests"
 	echo "make fmt     format the code, mend what ruff can mend"
 	echo "make proto   regenerate the gRPC API from proto/"
 	echo "make bench   tokens per second of the demo model on this machine"
@@ -26,8 +27,16 @@ demo: $(VENV)/.installed
 	@PATH="$(abspath $(BIN)):$$PATH" bash clients/demo.sh
 
 # A file's tests stay together: they share engines and compiled kernels.
+PYTEST = $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+
+check: lint
+	$(PYTEST) -m "not kernels"
+
 test: lint
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST)
+
+test-all: lint
+	$(PYTEST) --all-cases
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import hypothesis
 import pytest
+from numba.core import event as numba_events
 
 from tests.choice import chosen
 
 _KERNEL_TESTS = Path(__file__).parent / "kernels"
+
+_RUN_KERNELS = {Path(__file__).parent / folder for folder in ("engine", "golden", "kernels", "models", "ptx")}
+"""Whatever is in these folders is marked ``kernels``; elsewhere a file or a test says it itself."""
 
 # How long one example takes says more about the machine (two cores, a first compilation) than about the code.
 hypothesis.settings.register_profile("suite", deadline=None, print_blob=True)
@@ -46,11 +51,23 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf", TinyModel(), format=Q8_0)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    _CompileGuard.install()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-cases", action="store_true", help="all cases of the kernel tests, not the fixed choice")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Folders of which nothing is left are not even imported."""
+    return True if config.option.markexpr == "not kernels" and collection_path in _RUN_KERNELS else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if not _RUN_KERNELS.isdisjoint(item.path.parents):
+            item.add_marker(pytest.mark.kernels)
     _skip_without_gpu(items)
     if not config.getoption("--all-cases") and not any("::" in argument for argument in config.args):
         _keep_chosen(config, items)
@@ -66,6 +83,33 @@ def _keep_chosen(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))
+
+
+class _CompileGuard(numba_events.Listener):
+    """Fails a test that has numba compile or load a kernel and is not marked ``kernels``."""
+
+    running: pytest.Item | None = None
+
+    @classmethod
+    def install(cls) -> None:
+        numba_events.register("numba:compiler_lock", cls())
+
+    def on_start(self, event: numba_events.Event) -> None:
+        running = _CompileGuard.running
+        if running is not None and running.get_closest_marker("kernels") is None:
+            raise AssertionError(f"{running.nodeid} runs compiled kernels: mark it with pytest.mark.kernels")
+
+    def on_end(self, event: numba_events.Event) -> None:
+        pass
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    _CompileGuard.running = item
+    try:
+        return (yield)
+    finally:
+        _CompileGuard.running = None
 
 
 def _skip_without_gpu(items: list[pytest.Item]) -> None:

@@ -169,6 +169,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("prompts", "meant"),
     [
@@ -188,11 +189,13 @@ def test_prompts_of_numpy_and_of_any_order(llm: LLM, prompts: Any, meant: list[t
     assert all(type(i) is int for completion in completions for i in completion.prompt_token_ids)
 
 
+@pytest.mark.kernels
 def test_arrays_of_texts_and_of_parameters(llm: LLM) -> None:
     both = llm.generate(np.array(["the", "fox"]), np.array([ONE, ONE]))
     assert [c.prompt_token_ids for c in both] == [c.prompt_token_ids for c in llm.generate(["the", "fox"], ONE)]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     "prompts",
     [
@@ -207,12 +210,14 @@ def test_prompts_of_another_kind_are_refused(llm: LLM, prompts: Any) -> None:
     assert not llm.has_unfinished
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("params", [{"temperature": 0}, SamplingParams, "greedy", [{"temperature": 0}], 0], ids=repr)
 def test_parameters_of_another_kind_are_refused(llm: LLM, params: Any) -> None:
     with pytest.raises(InvalidRequestError, match="params"):
         llm.generate(["hi"], params)
 
 
+@pytest.mark.kernels
 def test_texts_and_ids_of_another_kind_are_refused(llm: LLM) -> None:
     assert llm.detokenize(np.array([60, 61])) == llm.detokenize(i for i in (60, 61)) == llm.detokenize([60, 61]) != ""  # type: ignore[arg-type]
     for ids in (b"12", "12", 12, [True], [60.0], {60}, None, np.array([[60]])):

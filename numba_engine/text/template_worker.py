@@ -29,7 +29,7 @@ except ImportError:  # not on Windows
 
 MAX_RENDERED_CHARS = 16 << 20
 MAX_MEMORY_BYTES = 768 << 20
-MAX_CPU_S = 5
+MAX_CPU_S = 2
 
 
 class _RefusedByTemplate(jinja2.TemplateError):

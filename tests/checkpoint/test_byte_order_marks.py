@@ -11,6 +11,8 @@ import pytest
 from numba_engine import LLM, EngineConfig, InvalidRequestError, SamplingParams
 from tests.tiny_models import CHAT_TEMPLATE, TinyModel, write_hf
 
+pytestmark = pytest.mark.kernels
+
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 CHAT = [{"role": "user", "content": "the fox"}]
 

@@ -14,6 +14,8 @@ from numba_engine import LLM, EngineConfig
 from numba_engine.cli import cli
 from numba_engine.profiling.explain import stages
 
+pytestmark = pytest.mark.kernels
+
 ENGINE = ("--backend", "cpu", "--threads", "2", "--num-kv-blocks", "64", "--repetitions", "2")
 
 

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from numba_engine import LLM, EngineConfig
 from numba_engine.cli import cli
 
+pytestmark = pytest.mark.kernels
+
 ENGINE = ("--backend", "cpu", "--threads", "2", "--num-kv-blocks", "64", "--activation-dtype", "float32")
 
 

@@ -100,6 +100,7 @@ def test_the_client_s_json_has_null_for_what_is_no_number() -> None:
     assert [entry["logprob"] for entry in fields["top"]] == [-0.5, None]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -17,6 +17,8 @@ import pytest
 from numba_engine_api.v1 import inference_pb2 as pb
 from numba_engine_client import AsyncClient, Client, InvalidRequestError, NotFoundError, cli
 
+pytestmark = pytest.mark.kernels
+
 SERVE = ("--backend", "cpu", "--threads", "2", "--num-kv-blocks", "64")
 
 

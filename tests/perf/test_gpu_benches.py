@@ -28,6 +28,7 @@ def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert "--out" in capsys.readouterr().out
 
 
+@pytest.mark.kernels
 def test_decode_is_timed_on_the_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [(True, True, bench_decode.Workload(2, 20, 1)), (True, False, bench_decode.Workload(1, 17, 1))]
     monkeypatch.setattr(bench_decode, "_cases", lambda dry_run: iter(cases))

@@ -69,10 +69,12 @@ def test_weights_are_copied_and_memory_is_cleared_on_the_device(backend: CudaBac
     assert backend.download(data).any()
 
 
+@pytest.mark.kernels
 def test_a_plain_read_is_recorded_and_timed_by_events(backend: CudaBackend) -> None:
     assert 0 < plain_read_gbps(backend, 1 << 20) < 1000
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("graph", [True, False])
 def test_steps_are_timed_recorded_and_not(backend: CudaBackend, graph: bool) -> None:
     weights = random_model(backend, TINY, BF16)

@@ -18,6 +18,8 @@ from numba_engine.model.read_config import read_config
 from numba_engine.profiling import ProfileSession
 from numba_engine.profiling.report import OpProfile, ProfileSummary, StepProfile
 
+pytestmark = pytest.mark.kernels
+
 PROMPT = [7, 1009, 20011]  # rows of the embedding table that share no load
 HIDDEN_VECTOR_BYTES = 576 * 4
 TEXTBOOK = {

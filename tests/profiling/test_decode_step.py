@@ -15,7 +15,10 @@ from numba_engine.profiling.decode_step import IssueSum, ModelStep, observe_deco
 from numba_engine.profiling.kernel_model import MODELLED_GPUS
 from numba_engine.profiling.step_tables import step_record
 
-pytestmark = pytest.mark.skipif(find_ptxas() is None, reason="ptxas (pip install nvidia-cuda-nvcc) was not found")
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(find_ptxas() is None, reason="ptxas (pip install nvidia-cuda-nvcc) was not found"),
+]
 
 H200 = MODELLED_GPUS["h200"]
 MATRICES = 16 * (3072 * 2048 + 2048 * 2048 + 2 * 8192 * 2048 + 2048 * 8192) + 128256 * 2048

@@ -37,6 +37,8 @@ from numba_engine.profiling.explain.walk import (
 from tests.reference import sampling as reference
 from tests.tiny_models import TinyModel, write_gguf
 
+pytestmark = pytest.mark.kernels
+
 MODEL = TinyModel(vocab_size=352, intermediate_size=128)  # sizes that no backend has to pad
 PROMPT = list(range(60, 97))
 

@@ -56,6 +56,7 @@ def test_a_device_that_is_in_no_table_has_no_arithmetic_peak() -> None:
     assert peaks.arithmetic == "no datasheet of NVIDIA Whatever in the table"
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("activation_dtype", "format", "arithmetic"),
     [

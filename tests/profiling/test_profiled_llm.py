@@ -11,6 +11,8 @@ from numba_engine import LLM, EngineConfig, SamplingParams
 from numba_engine.profiling import ProfileSession
 from numba_engine.profiling.report import ProfileSummary, StepProfile
 
+pytestmark = pytest.mark.kernels
+
 PROMPT = list(range(100, 137))
 NUM_TOKENS = 6
 HIDDEN_SIZE, Q8_0_ROW_BYTES = 576, 576 // 32 * 34

@@ -9,6 +9,8 @@ import pytest
 from numba_engine import LLM, EngineConfig, FinishReason, InvalidRequestError, SamplingParams
 from numba_engine.profiling import ProfiledStep, ProfileEnd, ProfileRun, ProfileSession, ProfileStarted, ProfileWork
 
+pytestmark = pytest.mark.kernels
+
 PROMPT = list(range(40, 60))
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 

@@ -120,6 +120,7 @@ async def test_a_config_with_speculation_and_a_target(serve: Serve, tmp_path: Pa
         assert_same(one, said)
 
 
+@pytest.mark.kernels
 async def test_the_model_that_is_served(serve: Serve, tmp_path: Path) -> None:
     model = write_hf(tmp_path / "model", TinyModel())
     config = EngineConfig(backend="cpu", num_threads=1, num_kv_blocks=32)

@@ -18,6 +18,8 @@ from tests.service.conftest import Serve, Served, rest_of
 from tests.service.test_errors import details_of
 from tests.tiny_models import TinyModel, write_hf
 
+pytestmark = pytest.mark.kernels
+
 NUM_STREAMS = 64
 
 
