@@ -4,7 +4,7 @@ python -m perf.predict_kernels [--out perf/results/kernel_model_predicted.json]
 
 Counts of launches, bytes and instructions are of this commit's kernels, compiled for compute capability 9.0 and run on
 the PTX executor (a sample of each launch's blocks, scaled up). Times are predicted and not measured anywhere
-(``numba_engine/profiling/kernel_model.py`` says how); ``perf/bench_decode.py`` measures the same steps.
+(``numba_engine/kernel_lab/kernel_model.py`` says how); ``perf/bench_decode.py`` measures the same steps.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from itertools import product
 from pathlib import Path
 
 from numba_engine.formats import BF16, Q4_0, Q4_1, Q8_0
-from numba_engine.profiling.decode_step import ModelStep, observe_decode, observe_prefill
-from numba_engine.profiling.kernel_model import MODELLED_GPUS
-from numba_engine.profiling.observed_model import MODELS
-from numba_engine.profiling.step_tables import step_name, step_record
+from numba_engine.kernel_lab.decode_step import ModelStep, observe_decode, observe_prefill
+from numba_engine.kernel_lab.kernel_model import MODELLED_GPUS
+from numba_engine.kernel_lab.observed_model import MODELS
+from numba_engine.kernel_lab.step_tables import step_name, step_record
 from perf.machine import describe
 
 FORMATS = (BF16, Q8_0, Q4_0, Q4_1)

@@ -18,10 +18,10 @@ from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.layers import Attention, Layer
 from numba_engine.config import EngineConfig
 from numba_engine.formats import Format, StoredTensor
+from numba_engine.kernel_lab.observed_model import MODELS
 from numba_engine.model.config import LayerConfig, ModelConfig, RopeParameters
 from numba_engine.model.tensors import Tensor
 from numba_engine.model.weights import ModelWeights, build_weights
-from numba_engine.profiling.observed_model import MODELS
 from perf.random_rows import random_rows
 
 CONFIGS = {

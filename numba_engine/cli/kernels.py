@@ -11,11 +11,11 @@ from rich.table import Table
 from numba_engine.backends.cuda.availability import require_packages
 from numba_engine.cli.console import print_json, wide_console
 from numba_engine.formats import BF16, F32, FORMATS, Q4_0, Q8_0
-from numba_engine.profiling.kernel_model import MODELLED_GPUS, ModelledGpu
+from numba_engine.kernel_lab.kernel_model import MODELLED_GPUS, ModelledGpu
 
 if TYPE_CHECKING:
-    from numba_engine.backends.cuda.cards import KernelCard
-    from numba_engine.profiling.decode_step import ModelStep
+    from numba_engine.kernel_lab.cards import KernelCard
+    from numba_engine.kernel_lab.decode_step import ModelStep
 
 _CCS = ("8.0", "8.9", "9.0", "10.0")
 _MODELS = ("llama-3-8b", "llama-3.2-1b")
@@ -93,9 +93,9 @@ def kernels(
     """
     require_packages("ptx", ("numba_cuda",), "pip install -e '.[ptx]'")
     from numba_engine.backends.cuda.kernels.packing import LAYOUTS
-    from numba_engine.profiling.decode_step import observe_decode, observe_prefill
-    from numba_engine.profiling.kernel_cards import kernel_cards
-    from numba_engine.profiling.step_tables import step_record
+    from numba_engine.kernel_lab.decode_step import observe_decode, observe_prefill
+    from numba_engine.kernel_lab.kernel_cards import kernel_cards
+    from numba_engine.kernel_lab.step_tables import step_record
 
     gpus = [MODELLED_GPUS[key] for key in gpu_keys]
     chosen = [FORMATS[name] for name in _FORMATS if name in formats]
@@ -140,7 +140,7 @@ def _print_cards(cards: dict[str, list[KernelCard]]) -> None:
 
 
 def _print_steps(steps: list[ModelStep], gpus: list[ModelledGpu]) -> None:
-    from numba_engine.profiling.step_tables import launch_table, step_name, step_table
+    from numba_engine.kernel_lab.step_tables import launch_table, step_name, step_table
 
     console = wide_console(_WIDTH)
     for step in steps:

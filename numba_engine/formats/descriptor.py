@@ -12,6 +12,7 @@ and kernels of the backends) derives from this description.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -104,11 +105,5 @@ class Format:
     def __repr__(self) -> str:
         return self.name
 
-    def __reduce__(self) -> tuple[Callable[[str], Format], tuple[str]]:
-        return _by_name, (self.name,)
-
-
-def _by_name(name: str) -> Format:
-    from numba_engine.formats import FORMATS
-
-    return FORMATS[name]
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return pkgutil.resolve_name, (f"numba_engine.formats:{self.name}",)

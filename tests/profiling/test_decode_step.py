@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from numba_engine.backends.cuda.ptxas import find_ptxas
 from numba_engine.cli import cli
 from numba_engine.formats import BF16, Q8_0
-from numba_engine.profiling import decode_step
-from numba_engine.profiling.decode_step import IssueSum, ModelStep, observe_decode
-from numba_engine.profiling.kernel_model import MODELLED_GPUS
-from numba_engine.profiling.step_tables import step_record
+from numba_engine.kernel_lab import decode_step
+from numba_engine.kernel_lab.decode_step import IssueSum, ModelStep, observe_decode
+from numba_engine.kernel_lab.kernel_model import MODELLED_GPUS
+from numba_engine.kernel_lab.step_tables import step_record
 
 pytestmark = [
     pytest.mark.kernels,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from numba_engine.profiling.kernel_model import LAUNCH_S, MODELLED_GPUS, READ_SHARE, KernelWork, ModelledGpu, predict
+from numba_engine.kernel_lab.kernel_model import LAUNCH_S, MODELLED_GPUS, READ_SHARE, KernelWork, ModelledGpu, predict
 
 GPUS = pytest.mark.parametrize("gpu", MODELLED_GPUS.values(), ids=MODELLED_GPUS.keys())
 

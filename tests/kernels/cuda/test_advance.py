@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.backends.cuda.cards import ptx_counts
 from numba_engine.backends.cuda.compiler import compile_kernel
 from numba_engine.backends.cuda.kernels.advance import advance_kernel
+from numba_engine.kernel_lab.cards import ptx_counts
 from tests.kernels.test_advance import SIZES, check_advance
 
 

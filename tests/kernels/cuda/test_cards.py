@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from numba_engine.backends.cuda.cards import COMPUTE_CAPABILITIES, KernelCard
 from numba_engine.backends.cuda.ptxas import find_ptxas
 from numba_engine.cli import cli
 from numba_engine.formats import Q4_0
-from numba_engine.profiling.kernel_cards import kernel_cards
+from numba_engine.kernel_lab.cards import COMPUTE_CAPABILITIES, KernelCard
+from numba_engine.kernel_lab.kernel_cards import kernel_cards
 
 pytestmark = pytest.mark.skipif(find_ptxas() is None, reason="ptxas (pip install nvidia-cuda-nvcc) was not found")
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from numba_engine.backends.cuda import availability
-from numba_engine.backends.cuda.cards import occupancy, ptx_counts
 from numba_engine.backends.cuda.compiler import Kernel, compile_kernel
 from numba_engine.backends.cuda.kernels.decode_attention import decode_attention_kernel
 from numba_engine.backends.cuda.kernels.fma_attention import fma_attention_kernel
@@ -21,6 +20,7 @@ from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
 from numba_engine.backends.cuda.ptxas import assemble, find_ptxas
 from numba_engine.errors import BackendUnavailableError
 from numba_engine.formats import BF16, Q4_1, Q8_0, Format
+from numba_engine.kernel_lab.cards import occupancy, ptx_counts
 
 
 @pytest.mark.parametrize("format", [BF16, Q4_1], ids=lambda f: f.name)

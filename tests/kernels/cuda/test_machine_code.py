@@ -10,8 +10,8 @@ from numba.cuda.types import float32, uint32
 
 from numba_engine.backends.cuda.compiler import CompiledKernel, Kernel, compile_kernel
 from numba_engine.backends.cuda.kernels.intrinsics import load_weights
-from numba_engine.backends.cuda.machine_code import MEMORY, SPECIAL, TENSOR, executed, machine_code
 from numba_engine.backends.cuda.ptxas import find_ptxas
+from numba_engine.kernel_lab.machine_code import MEMORY, SPECIAL, TENSOR, executed, machine_code
 
 pytestmark = pytest.mark.skipif(find_ptxas() is None, reason="ptxas (pip install nvidia-cuda-nvcc) was not found")
 

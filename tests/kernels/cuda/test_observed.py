@@ -10,8 +10,8 @@ from numba import cuda
 from numba.cuda.types import uint32
 
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
 from numba_engine.backends.cuda.ptxas import find_ptxas
+from numba_engine.kernel_lab.observed import ObservedLaunch, ObservingDevice
 
 pytestmark = pytest.mark.skipif(find_ptxas() is None, reason="ptxas (pip install nvidia-cuda-nvcc) was not found")
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from numba_engine.backends.cuda.compiler import CompiledKernel
-from numba_engine.backends.cuda.observed import ObservedLaunch
-from numba_engine.backends.cuda.occupancy import MULTIPROCESSORS, WARP, occupancy
 from numba_engine.backends.ptx.counters import ArrayCounters
+from numba_engine.kernel_lab.observed import ObservedLaunch
+from numba_engine.kernel_lab.occupancy import MULTIPROCESSORS, WARP, occupancy
 
 COMPUTE_CAPABILITIES = tuple(MULTIPROCESSORS)
 MIN_BYTES_IN_FLIGHT = 20_000

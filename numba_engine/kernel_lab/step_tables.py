@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from numba_engine.profiling.decode_step import ModelStep
-from numba_engine.profiling.kernel_model import ModelledGpu
+from numba_engine.kernel_lab.decode_step import ModelStep
+from numba_engine.kernel_lab.kernel_model import ModelledGpu
 
 
 def step_record(step: ModelStep, gpus: Sequence[ModelledGpu]) -> dict[str, Any]:

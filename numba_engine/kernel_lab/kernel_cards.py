@@ -9,14 +9,14 @@ import numpy as np
 
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.backends.cuda.cards import KernelCard, kernel_card
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
-from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
 from numba_engine.backends.sampling import Sampled, Sampling
 from numba_engine.formats import F32, Format
+from numba_engine.kernel_lab.cards import KernelCard, kernel_card
+from numba_engine.kernel_lab.observed import ObservedLaunch, ObservingDevice
+from numba_engine.kernel_lab.observed_model import MODELS, TABLE, WEIGHT, ObservedModel
 from numba_engine.model.config import QK_NORMS, QKV_BIAS
-from numba_engine.profiling.observed_model import MODELS, TABLE, WEIGHT, ObservedModel
 
 FEW_ROWS = (1, 2, 4, 8)
 """Rows of activations for which every weight byte shall be read once."""

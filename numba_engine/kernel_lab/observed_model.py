@@ -14,11 +14,11 @@ from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Weight
 from numba_engine.backends.base import OPS
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
 from numba_engine.backends.layers import Attention
 from numba_engine.backends.sampling import Sampled, Sampling
 from numba_engine.config import EngineConfig, KVCacheDtype
 from numba_engine.formats import Format, StoredTensor
+from numba_engine.kernel_lab.observed import ObservedLaunch, ObservingDevice
 from numba_engine.model.activations import Activations
 from numba_engine.model.config import LayerConfig, ModelConfig, RopeParameters
 from numba_engine.model.decoder import Decoder

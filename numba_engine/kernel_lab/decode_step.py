@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from numba_engine.backends.cuda.observed import ObservedLaunch, ObservingDevice
 from numba_engine.backends.ptx.counters import SECTOR_BYTES
 from numba_engine.backends.traffic import Traffic
 from numba_engine.formats import Format
+from numba_engine.kernel_lab.kernel_model import ISSUE_PER_CLOCK, KernelWork, ModelledGpu, Prediction, predict
+from numba_engine.kernel_lab.observed import ObservedLaunch, ObservingDevice
+from numba_engine.kernel_lab.observed_model import KV, MODELS, TABLE, VECTOR, WEIGHT, ObservedModel
 from numba_engine.model.config import ModelConfig
 from numba_engine.profiling.forward_traffic import TensorBits, forward_traffic
-from numba_engine.profiling.kernel_model import ISSUE_PER_CLOCK, KernelWork, ModelledGpu, Prediction, predict
-from numba_engine.profiling.observed_model import KV, MODELS, TABLE, VECTOR, WEIGHT, ObservedModel
 
 MAX_LAUNCHES_PER_LAYER, MAX_OTHER_LAUNCHES = 5, 4
 MAX_MOVED_OVER_ONCE = 1.02

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from numba_engine.backends.cuda.occupancy import WARP, resident_blocks
+from numba_engine.kernel_lab.occupancy import WARP, resident_blocks
 from numba_engine.profiling.hardware import GPUS, Gpu
 
 ISSUE_PER_CLOCK = 4.0

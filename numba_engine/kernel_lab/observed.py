@@ -17,11 +17,11 @@ from typing import Any
 
 from numba_engine.backends.cuda.compiler import CompiledKernel, Kernel, compile_kernel
 from numba_engine.backends.cuda.device import Grid
-from numba_engine.backends.cuda.machine_code import Executed, executed, machine_code
 from numba_engine.backends.cuda.ptxas import Assembled, assemble
 from numba_engine.backends.ptx import LaunchCounters, PtxDevice
 from numba_engine.backends.ptx.counters import SECTOR_BYTES, ArrayCounters
 from numba_engine.backends.ptx.program import Program
+from numba_engine.kernel_lab.machine_code import Executed, executed, machine_code
 
 _LANES = 4096
 """Lanes that run together: the size of a sample."""
