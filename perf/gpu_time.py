@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from numba_engine.backends.cuda.backend import CudaBackend
-from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
+from numba_engine.backends.cuda.kernels import read_bandwidth
 from perf.machine import describe
 from perf.random_model import clear
 
@@ -41,7 +41,7 @@ def plain_read_gbps(backend: CudaBackend, nbytes: int) -> float:
     """Of memory that should be larger than any cache, timed as everything else is: the limit."""
     data = backend.empty((nbytes // 4,), np.dtype(np.uint32))
     clear(backend, data)
-    seconds = seconds_of(backend, [partial(read_bandwidth, backend.device, data.on_device)])
+    seconds = seconds_of(backend, [partial(read_bandwidth.launch, backend, data)])
     return nbytes / seconds / 1e9
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
+from numba_engine.backends.cuda.kernels import read_bandwidth
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
-from numba_engine.backends.cuda.kernels.read_bandwidth import read_bandwidth
 from numba_engine.backends.sampling import Sampled, Sampling
 from numba_engine.formats import F32, Format
 from numba_engine.kernel_lab.cards import KernelCard, kernel_card
@@ -60,7 +60,7 @@ def kernel_cards(
     for fusion in (True, False):
         ObservedModel(device, _EXTRAS, formats[0], fusion=fusion).decode(1, _CONTEXT)
     _sample_with_everything(textbook.backend)
-    read_bandwidth(device, device.upload(np.zeros(1 << 18, np.uint32)), blocks=32)
+    read_bandwidth.launch(textbook.backend, textbook.backend.upload(np.zeros(1 << 18, np.uint32)), blocks=32)
     names = dict.fromkeys(launch.kernel.name for launch in device.observed)
     return [
         kernel_card(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
 import numpy as np
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.device import Device, DeviceArray
 
 
@@ -46,3 +48,26 @@ class CudaArray:
 
     def __getitem__(self, rows: slice, /) -> CudaArray:
         return CudaArray(self._memory, self.on_device[rows])
+
+    def viewed(self, dtype: Any) -> CudaArray:
+        """The same memory, in one dimension, as elements of another type."""
+        return CudaArray(self._memory, self.on_device.view(dtype))
+
+
+def on_device(array: Array) -> DeviceArray:
+    """The device's own array of one of its backend."""
+    assert isinstance(array, CudaArray)
+    return array.on_device
+
+
+def flat(array: CudaArray) -> DeviceArray:
+    """The device's own array, in one dimension, as kernels take it."""
+    if len(array.shape) == 1:
+        return array.on_device
+    return array.on_device.reshape(math.prod(array.shape))
+
+
+def viewed(array: Array, dtype: Any) -> CudaArray:
+    """``CudaArray.viewed`` of a backend's array."""
+    assert isinstance(array, CudaArray)
+    return array.viewed(dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -36,11 +35,6 @@ class DeviceArray(Protocol):
     def __getitem__(self, rows: slice, /) -> DeviceArray:
         """Consecutive rows, in the same memory."""
         ...
-
-
-def flat(array: DeviceArray) -> DeviceArray:
-    """The array in one dimension, as kernels take it."""
-    return array.reshape(math.prod(array.shape))
 
 
 Grid: TypeAlias = int | tuple[int, int] | tuple[int, int, int]

@@ -6,7 +6,6 @@ import weakref
 
 from numba_engine.backends.arrays import Weight
 from numba_engine.backends.cuda.arrays import CudaArray
-from numba_engine.backends.cuda.device import DeviceArray
 
 
 class WeightOrder:
@@ -16,7 +15,7 @@ class WeightOrder:
         self._next: weakref.WeakKeyDictionary[CudaArray, weakref.ref[CudaArray]] = weakref.WeakKeyDictionary()
         self._last: weakref.ref[CudaArray] | None = None
 
-    def use(self, weight: Weight) -> DeviceArray | None:
+    def use(self, weight: Weight) -> CudaArray | None:
         """Note that the weight is streamed now. Gives the memory that was streamed after it the first time."""
         memory = weight.segments[0].data
         assert isinstance(memory, CudaArray)
@@ -25,5 +24,4 @@ class WeightOrder:
             self._next.setdefault(last, weakref.ref(memory))
         self._last = weakref.ref(memory)
         following = self._next.get(memory)
-        next_memory = None if following is None else following()
-        return None if next_memory is None else next_memory.on_device
+        return None if following is None else following()

@@ -22,9 +22,9 @@ def test_the_order_of_the_first_pass_is_kept() -> None:
     backend, order = backend_on("ptx"), WeightOrder()
     first, second, third = weights = [weight(backend, rows) for rows in (8, 16, 24)]
     assert [order.use(w) for w in weights] == [None] * 3
-    assert order.use(first) is second.segments[0].data.on_device
-    assert order.use(third) is first.segments[0].data.on_device  # the pass before went on with the first one
-    assert order.use(second) is third.segments[0].data.on_device
+    assert order.use(first) is second.segments[0].data
+    assert order.use(third) is first.segments[0].data  # the pass before went on with the first one
+    assert order.use(second) is third.segments[0].data
 
 
 def test_a_weight_that_is_gone_is_not_asked_for() -> None:
@@ -39,7 +39,7 @@ def test_a_weight_that_is_gone_is_not_asked_for() -> None:
 
 def test_at_most_the_weight_itself_is_asked_for() -> None:
     backend = backend_on("ptx")
-    small, large = backend.device.empty((100,), np.uint32), backend.device.empty((2 << 20,), np.uint32)
+    small, large = (backend.empty((size,), np.dtype(np.uint32)) for size in (100, 2 << 20))
     assert streaming.ahead_of(small, large, 1) == (small, 3)
     assert streaming.ahead_of(large, small, 1) == (large, streaming.AHEAD_BYTES // 128)
     assert streaming.ahead_of(large, small, streaming.TOKENS[-1] + 1) == (small, 0)

@@ -8,13 +8,17 @@ A thread an element, no shared memory. Bytes moved: both once, and residual back
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from numba import cuda
 from numba.cuda.types import float32, uint32
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import multiply
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 256
 
@@ -29,6 +33,6 @@ def add_kernel() -> Kernel:
     return Kernel("add", add, (float32[::1], float32[::1], uint32, float32), THREADS)
 
 
-def add(device: Device, residual: DeviceArray, x: DeviceArray, scale: float) -> None:
+def launch(backend: CudaBackend, residual: Array, x: Array, scale: float) -> None:
     size = residual.shape[0] * residual.shape[1]
-    device.launch(add_kernel(), -(-size // THREADS), [flat(residual), flat(x), size, scale])
+    backend.launch(add_kernel(), -(-size // THREADS), [residual, x, size, scale])

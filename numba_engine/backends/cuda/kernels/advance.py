@@ -12,14 +12,18 @@ A thread a row. Bytes moved: a few words a row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from numba import cuda
 from numba.cuda.types import int32, uint32
 
+from numba_engine.backends.arrays import Array, Batch
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
+from numba_engine.backends.sampling import Sampling
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 64
 
@@ -66,30 +70,10 @@ def advance_kernel() -> Kernel:
     return Kernel("advance", advance, arguments, THREADS)
 
 
-@dataclass(frozen=True, slots=True)
-class AdvancedArrays:
-    """What is written, a row a sequence."""
-
-    token_ids: DeviceArray
-    positions: DeviceArray
-    slot_mapping: DeviceArray
-    context_lens: DeviceArray
-    output_index: DeviceArray
-    history_ends: DeviceArray
-    history: DeviceArray  # as much as all rows have room for
-
-
-def advance(
-    device: Device,
-    arrays: AdvancedArrays,
-    history_begins: DeviceArray,
-    drawn: DeviceArray,
-    block_tables: DeviceArray,
-    block_size: int,
-) -> None:
-    num_rows, max_blocks = block_tables.shape
-    a = arrays
-    written = [a.token_ids, a.positions, a.slot_mapping, a.context_lens, a.output_index, a.history_ends, a.history]
-    read = [history_begins, drawn, flat(block_tables)]
+def launch(backend: CudaBackend, batch: Batch, sampling: Sampling, token_ids: Array, block_size: int) -> None:
+    b, s = batch, sampling
+    num_rows, max_blocks = b.block_tables.shape
+    written = [b.token_ids, b.positions, b.slot_mapping, b.context_lens, s.output_index, s.history_ends, s.history]
+    read = [s.history_begins, token_ids, b.block_tables]
     sizes = [num_rows, max_blocks, block_size.bit_length() - 1]
-    device.launch(advance_kernel(), -(-num_rows // THREADS), [*written, *read, *sizes])
+    backend.launch(advance_kernel(), -(-num_rows // THREADS), [*written, *read, *sizes])

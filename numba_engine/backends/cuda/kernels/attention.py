@@ -12,29 +12,23 @@ rows: so one that decodes is split whatever runs beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer
+from numba_engine.backends.cuda.arrays import viewed
 from numba_engine.backends.cuda.kernels import decode_attention, fma_attention, prefill_attention
 from numba_engine.backends.cuda.kernels.attention_tiles import SEGMENT
 from numba_engine.backends.layers import Attention
+from numba_engine.errors import BackendUnavailableError
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 MAX_HEAD_DIM = 256
 UNLIMITED = 2**31 - 1
 """A window no context fills."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sequences:
-    """The part of a batch that attention reads. The two maxima may be larger than the truth."""
-
-    cu_seqlens_q: DeviceArray
-    context_lens: DeviceArray
-    block_tables: DeviceArray
-    num_seqs: int
-    max_query_len: int
-    max_context_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +46,12 @@ class Splits:
     num_counters: int
 
 
-def splits_of(sequences: Sequences, shape: Attention, cache_dtype: np.dtype[np.generic]) -> Splits:
-    num_splits = -(-sequences.max_context_len // SEGMENT)
+def splits_of(batch: Batch, shape: Attention, cache_dtype: np.dtype[np.generic]) -> Splits:
+    num_splits = -(-batch.max_context_len // SEGMENT)
     group_size = shape.num_heads // shape.num_kv_heads
     tile_rows = 16 if uses_tensor_cores(shape, cache_dtype) and group_size > 8 else fma_attention.ROWS
     rows = -(-group_size // tile_rows) * tile_rows
-    tiles = sequences.num_seqs * shape.num_kv_heads * (rows // tile_rows)
+    tiles = batch.num_seqs * shape.num_kv_heads * (rows // tile_rows)
     num_parts = tiles * num_splits * tile_rows if num_splits > 1 else 1
     return Splits(num_splits, tile_rows, rows, num_parts, tiles)
 
@@ -66,57 +60,42 @@ def uses_tensor_cores(shape: Attention, cache_dtype: np.dtype[np.generic]) -> bo
     return cache_dtype == np.float16 and shape.head_dim <= prefill_attention.MAX_HEAD_DIM
 
 
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """Arrays of the sizes that ``splits_of`` says. ``arrivals`` (uint32) holds zeros before and after."""
-
-    partials: DeviceArray
-    stats: DeviceArray
-    arrivals: DeviceArray
-
-
-def attention(
-    device: Device,
-    out: DeviceArray,
-    qkv: DeviceArray,
-    k_cache: DeviceArray,
-    v_cache: DeviceArray,
-    sequences: Sequences,
-    scratch: Scratch,
-    shape: Attention,
-) -> None:
-    """head_dim is a multiple of 8 up to ``MAX_HEAD_DIM``."""
+def launch(backend: CudaBackend, out: Array, qkv: Array, cache: KVCacheLayer, batch: Batch, shape: Attention) -> None:
     head_dim, group_size = shape.head_dim, shape.num_heads // shape.num_kv_heads
-    splits = splits_of(sequences, shape, k_cache.dtype)
-    words = [k_cache.view(np.uint32), v_cache.view(np.uint32)]
-    arrays = [*map(flat, [out, qkv]), *words, *map(flat, [sequences.cu_seqlens_q, sequences.context_lens])]
-    arrays.append(flat(sequences.block_tables))
-    scratch_arrays = [*map(flat, [scratch.partials, scratch.stats, scratch.arrivals])]
-    sizes = [shape.num_heads, shape.num_kv_heads, group_size, k_cache.shape[2].bit_length() - 1]
-    sizes += [sequences.block_tables.shape[1], UNLIMITED if shape.window is None else shape.window]
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+        raise BackendUnavailableError(
+            f"head_dim = {head_dim}; backend {backend.name} takes multiples of 8 up to {MAX_HEAD_DIM}. Use backend cpu."
+        )
+    splits, float32 = splits_of(batch, shape, cache.k.dtype), np.dtype(np.float32)
+    arrays = [out, qkv, viewed(cache.k, np.uint32), viewed(cache.v, np.uint32)]
+    arrays += [batch.cu_seqlens_q, batch.context_lens, batch.block_tables]
+    scratch = [backend.empty((splits.num_parts, size), float32) for size in (head_dim, 2)]
+    scratch.append(backend.zero_arrivals(splits.num_counters))
+    sizes = [shape.num_heads, shape.num_kv_heads, group_size, cache.k.shape[2].bit_length() - 1]
+    sizes += [batch.block_tables.shape[1], UNLIMITED if shape.window is None else shape.window]
     split_sizes = [splits.num_splits, splits.rows]
-    max_rows = sequences.max_query_len * group_size
+    max_rows = batch.max_query_len * group_size
     split_blocks = -(-min(max_rows, splits.rows) // splits.tile_rows) * splits.num_splits
-    others = shape.num_kv_heads, sequences.num_seqs
+    others = shape.num_kv_heads, batch.num_seqs
 
-    if not uses_tensor_cores(shape, k_cache.dtype):
+    if not uses_tensor_cores(shape, cache.k.dtype):
         grid = max(-(-max_rows // splits.tile_rows), split_blocks), *others
-        kernel = fma_attention.fma_attention_kernel(head_dim, k_cache.dtype == np.float16, shape.softcap)
-        device.launch(kernel, grid, [*arrays, *scratch_arrays, *sizes, *split_sizes, shape.scale])
+        kernel = fma_attention.fma_attention_kernel(head_dim, cache.k.dtype == np.float16, shape.softcap)
+        backend.launch(kernel, grid, [*arrays, *scratch, *sizes, *split_sizes, shape.scale])
         return
     has_many = max_rows > splits.rows
-    all_alike = out.shape[0] == sequences.num_seqs * sequences.max_query_len
+    all_alike = out.shape[0] == batch.num_seqs * batch.max_query_len
     if not (has_many and all_alike):
-        device.launch(
+        backend.launch(
             decode_attention.decode_attention_kernel(head_dim, splits.tile_rows, shape.softcap),
             (split_blocks, *others),
-            [*arrays, *scratch_arrays, *sizes, *split_sizes, shape.scale],
+            [*arrays, *scratch, *sizes, *split_sizes, shape.scale],
             shared_bytes=decode_attention.shared_bytes(head_dim),
         )
     if has_many:
-        device.launch(
+        backend.launch(
             prefill_attention.prefill_attention_kernel(head_dim, shape.softcap),
             (-(-max_rows // prefill_attention.ROWS), *others),
             [*arrays, *sizes, splits.rows, shape.scale],
-            shared_bytes=prefill_attention.shared_bytes(head_dim, sequences.max_context_len),
+            shared_bytes=prefill_attention.shared_bytes(head_dim, batch.max_context_len),
         )

@@ -8,13 +8,17 @@ A thread an element, no shared memory. Bytes moved: the logits once each way.
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from numba import cuda
 from numba.cuda.types import float32, uint32
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.soft_cap import LOG2_E, soft_capped
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 256
 
@@ -33,7 +37,6 @@ def cap_logits_kernel(has_softcap: bool) -> Kernel:
     return Kernel(name, cap_logits, (float32[::1], uint32, float32, float32), THREADS)
 
 
-def cap_logits(device: Device, logits: DeviceArray, scale: float, softcap: float | None) -> None:
+def launch(backend: CudaBackend, logits: Array, scale: float, softcap: float | None) -> None:
     size = logits.shape[0] * logits.shape[1]
-    kernel = cap_logits_kernel(softcap is not None)
-    device.launch(kernel, -(-size // THREADS), [flat(logits), size, scale, softcap or 0.0])
+    backend.launch(cap_logits_kernel(softcap is not None), -(-size // THREADS), [logits, size, scale, softcap or 0.0])

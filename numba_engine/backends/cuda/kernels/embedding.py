@@ -12,13 +12,13 @@ KB a token.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
+from numba_engine.backends.arrays import Array, Weight
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import (
     as_float,
     float_of_bf16,
@@ -29,6 +29,9 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
 )
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS, num_units
 from numba_engine.formats import F16, F32, Q4_1, Q8_0, Format
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 256
 
@@ -121,15 +124,9 @@ def _quantized(format: Format) -> Any:
     return read
 
 
-def embedding(
-    device: Device,
-    out: DeviceArray,
-    token_ids: DeviceArray,
-    table: DeviceArray,
-    format: Format,
-    scale: float,
-) -> None:
-    """``table`` holds one segment: all rows of one format."""
+def launch(backend: CudaBackend, out: Array, token_ids: Array, table: Weight, scale: float) -> None:
+    (segment,) = table.segments  # an embedding table is one tensor
     num_tokens, hidden = out.shape
     grid = num_tokens, -(-hidden // (4 * THREADS))
-    device.launch(embedding_kernel(format), grid, [flat(out), token_ids, table, hidden, num_units(hidden), scale])
+    arrays = [out, token_ids, segment.data]
+    backend.launch(embedding_kernel(segment.format), grid, [*arrays, hidden, num_units(hidden), scale])

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numba import cuda
 from numba.cuda.types import float32, uint32
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import divide, exp2, fma
 from numba_engine.backends.layers import GELU_CUBIC, GELU_LINEAR, Activation
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 256
 LOG2_E = 1.4426950408889634
@@ -60,8 +63,6 @@ def gated_activation_kernel(activation: Activation) -> Kernel:
     )
 
 
-def gated_activation(device: Device, out: DeviceArray, gate_up: DeviceArray, activation: Activation) -> None:
+def launch(backend: CudaBackend, out: Array, gate_up: Array, activation: Activation) -> None:
     num_rows, size = out.shape
-    device.launch(
-        gated_activation_kernel(activation), (num_rows, -(-size // THREADS)), [flat(out), flat(gate_up), size]
-    )
+    backend.launch(gated_activation_kernel(activation), (num_rows, -(-size // THREADS)), [out, gate_up, size])

@@ -8,12 +8,16 @@ A thread an element, no shared memory. Bytes moved: the rows once each way.
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 256
 
@@ -30,6 +34,6 @@ def gather_rows_kernel() -> Kernel:
     return Kernel("gather_rows", gather_rows, (float32[::1], float32[::1], int32[::1], uint32), THREADS)
 
 
-def gather_rows(device: Device, out: DeviceArray, x: DeviceArray, rows: DeviceArray) -> None:
+def launch(backend: CudaBackend, out: Array, x: Array, rows: Array) -> None:
     num_rows, size = out.shape
-    device.launch(gather_rows_kernel(), (num_rows, -(-size // THREADS)), [flat(out), flat(x), rows, size])
+    backend.launch(gather_rows_kernel(), (num_rows, -(-size // THREADS)), [out, x, rows, size])

@@ -29,12 +29,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 from numba import cuda
 from numba.cuda.types import float32, uint32, uint64
 
+from numba_engine.backends.arrays import Array, Segment
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import address_of, load_quad, store_quad
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS, num_tiles, num_units
 from numba_engine.backends.cuda.kernels.planes import Planes, float_planes, int8_planes
@@ -42,6 +43,9 @@ from numba_engine.backends.cuda.kernels.streaming import read_plain
 from numba_engine.backends.cuda.kernels.tensor_cores import commit_copies, copy_async, shared_address, wait_for_copies
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
 from numba_engine.formats import F16, Format
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 256
 ROWS = 32
@@ -268,25 +272,17 @@ def gemm_kernel(format: Format) -> Kernel:
     return Kernel(f"gemm_{format.name.lower()}", gemm, arguments, THREADS)
 
 
-def gemm(
-    device: Device,
-    out: DeviceArray,
-    x: DeviceArray,
-    staged: DeviceArray,
-    format: Format,
-    weights: DeviceArray,
-    out_features: int,
-    bias: DeviceArray,
-    rest: Sequence[int],
+def launch(
+    backend: CudaBackend, out: Array, x: Array, staged: Array, segment: Segment, bias: Array, rest: Sequence[int]
 ) -> None:
     """Of one segment. ``staged`` is scratch of ``staged_words``; ``rest`` is out_offset, add and has_bias."""
-    num_rows, in_features = x.shape
+    format, (num_rows, in_features) = segment.format, x.shape
     units = num_units(in_features)
     most_chunks = -(-units // SLICES)  # in a slice; two units may be one
     warps_per_slice = min(4, most_chunks) if format is F16 else most_chunks  # F16 looks at the slice first
-    row_tiles, pairs = _num_row_tiles(num_rows), num_tiles(out_features) // 2
+    row_tiles, pairs = _num_row_tiles(num_rows), num_tiles(segment.num_rows) // 2
     grid = -(-SLICES * warps_per_slice // STAGING_WARPS), row_tiles * ROWS // STAGED_ROWS
-    device.launch(stage_planes_kernel(format), grid, [staged, flat(x), num_rows, in_features, warps_per_slice])
-    sizes = [num_rows, in_features, out_features, pairs, out.shape[1], *rest]
+    backend.launch(stage_planes_kernel(format), grid, [staged, x, num_rows, in_features, warps_per_slice])
+    sizes = [num_rows, in_features, segment.num_rows, pairs, out.shape[1], *rest]
     grid = row_tiles // ROW_WARPS, -(-pairs // PAIR_WARPS)
-    device.launch(gemm_kernel(format), grid, [flat(out), staged, weights, bias, *sizes])
+    backend.launch(gemm_kernel(format), grid, [out, staged, segment.data, bias, *sizes])

@@ -9,15 +9,19 @@ Bytes moved: the q and k heads once each way.
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from numba import cuda
 from numba.cuda.types import float32, uint32
 
+from numba_engine.backends.arrays import Array, Norm
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import divide, fma, sqrt
 from numba_engine.backends.cuda.kernels.reductions import sum_warp
 from numba_engine.backends.layers import Attention
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 256
 WARPS = THREADS // 32
@@ -49,11 +53,9 @@ def head_norm_kernel() -> Kernel:
     return Kernel("head_norm", head_norm, arguments, THREADS)
 
 
-def head_norm(
-    device: Device, qkv: DeviceArray, q_norm: DeviceArray, k_norm: DeviceArray, eps: float, shape: Attention
-) -> None:
+def launch(backend: CudaBackend, qkv: Array, q_norm: Norm, k_norm: Norm, shape: Attention) -> None:
     num_tokens, stride = qkv.shape
     num_normed = shape.num_heads + shape.num_kv_heads
+    sizes = [stride, shape.num_heads, num_normed, shape.head_dim]
     grid = num_tokens, -(-num_normed // WARPS)
-    arguments = [flat(qkv), q_norm, k_norm, stride, shape.num_heads, num_normed, shape.head_dim, eps]
-    device.launch(head_norm_kernel(), grid, arguments)
+    backend.launch(head_norm_kernel(), grid, [qkv, q_norm.weight, k_norm.weight, *sizes, q_norm.eps])

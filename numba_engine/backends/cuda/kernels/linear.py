@@ -14,32 +14,27 @@ weight byte once per 16 rows of x; x once a block, out once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
+import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, uint32
 
+from numba_engine.backends.arrays import Array, Segment, Weight
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
-from numba_engine.backends.cuda.kernels.gemm import gemm, staged_words, write_output
+from numba_engine.backends.cuda.kernels import gemm
 from numba_engine.backends.cuda.kernels.linear_f32 import ROWS, linear_f32_kernel
 from numba_engine.backends.cuda.kernels.packing import num_tiles
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.formats import F32, Format
 
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
+
 MANY_ROWS = 33
 """From here on ``gemm`` reads the weights less often than a third pass over them would."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackedSegment:
-    """Consecutive rows of a weight in one format, packed (``packing.py``)."""
-
-    format: Format
-    num_rows: int
-    weights: DeviceArray
 
 
 @cuda.jit(device=True, inline="always")
@@ -51,8 +46,10 @@ def neighbours(pair, shape):  # type: ignore[no-untyped-def]
 def write_outputs(arguments, pair, row, token, a, b):  # type: ignore[no-untyped-def]
     out, bias, out_features, out_stride, out_offset, add, has_bias = arguments
     column = uint32(pair * uint32(32) + row)
-    write_output(out, bias, token, column, a, out_features, out_stride, out_offset, add, has_bias)
-    write_output(out, bias, token, uint32(column + uint32(16)), b, out_features, out_stride, out_offset, add, has_bias)
+    gemm.write_output(out, bias, token, column, a, out_features, out_stride, out_offset, add, has_bias)
+    gemm.write_output(
+        out, bias, token, uint32(column + uint32(16)), b, out_features, out_stride, out_offset, add, has_bias
+    )
 
 
 @cache
@@ -93,55 +90,36 @@ def linear_kernel(format: Format, tokens: int) -> Kernel:
     return Kernel(f"linear_{format.name.lower()}_x{tokens}", unroll_into(linear, body), arguments, THREADS, MIN_BLOCKS)
 
 
-def staging_words(segments: Sequence[PackedSegment], num_rows: int, in_features: int) -> int:
-    """uint32 words of scratch that ``linear`` wants, 0 for few rows."""
-    if num_rows < MANY_ROWS:
-        return 0
-    formats = {segment.format for segment in segments} - {F32}
-    return max((staged_words(format, num_rows, in_features) for format in formats), default=0)
+def launch(backend: CudaBackend, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
+    multiply(backend, out, x, weight, bias, add=False)
 
 
-def linear(
-    device: Device,
-    out: DeviceArray,
-    x: DeviceArray,
-    segments: Sequence[PackedSegment],
-    bias: DeviceArray | None = None,
-    *,
-    add: bool = False,
-    staging: DeviceArray | None = None,
-    next_weights: DeviceArray | None = None,
-) -> None:
-    """out [R, out_features] = x @ weight.T (+ bias), or += with ``add``. A launch (two) a segment of equal format.
-
-    ``staging`` is scratch of ``staging_words``; without it many rows go the way of few. ``next_weights`` are those that
-    L2 is asked for when these are done.
-    """
-    num_rows, in_features = x.shape
-    first_feature = 0
-    for segment in segments:
-        arrays = [flat(out), flat(x), segment.weights, flat(x) if bias is None else bias]
-        sizes, rest = [num_rows, in_features, segment.num_rows], [out.shape[1], first_feature, int(add)]
+def multiply(backend: CudaBackend, out: Array, x: Array, weight: Weight, bias: Array | None, *, add: bool) -> None:
+    """out [R, out_features] = x @ weight.T (+ bias), or += with ``add``. A launch (two) a segment of equal format."""
+    (num_rows, in_features), first_feature = x.shape, 0
+    num_words = _staging_words(weight.segments, num_rows, in_features)
+    staging = backend.empty((num_words,), np.dtype(np.uint32)) if num_words else None
+    next_weights = backend.next_weights(weight)
+    for segment in weight.segments:
+        arrays = [out, x, segment.data, x if bias is None else bias]
+        sizes, rest = [num_rows, in_features, segment.num_rows], [first_feature, int(add), int(bias is not None)]
         if segment.format is F32:
             tokens = 1 if num_rows == 1 else 4
             grid = -(-segment.num_rows // ROWS), -(-num_rows // tokens)
-            device.launch(linear_f32_kernel(tokens), grid, [*arrays, *sizes, *rest, int(bias is not None)])
-        elif staging is not None and num_rows >= MANY_ROWS:
-            gemm(
-                device,
-                out,
-                x,
-                staging,
-                segment.format,
-                segment.weights,
-                segment.num_rows,
-                arrays[3],
-                [first_feature, int(add), int(bias is not None)],
-            )
+            backend.launch(linear_f32_kernel(tokens), grid, [*arrays, *sizes, out.shape[1], *rest])
+        elif staging is not None:
+            gemm.launch(backend, out, x, staging, segment, arrays[3], rest)
         else:
             tokens, pairs = tokens_for(num_rows), num_tiles(segment.num_rows) // 2
-            kernel = linear_kernel(segment.format, tokens)
-            grid = stream_grid(device, pairs, num_rows, tokens)
-            ahead = ahead_of(next_weights if segment is segments[-1] else None, segment.weights, num_rows)
-            device.launch(kernel, grid, [*arrays, *sizes, pairs, *rest, int(bias is not None), *ahead])
+            kernel, grid = linear_kernel(segment.format, tokens), stream_grid(backend.device, pairs, num_rows, tokens)
+            ahead = ahead_of(next_weights if segment is weight.segments[-1] else None, segment.data, num_rows)
+            backend.launch(kernel, grid, [*arrays, *sizes, pairs, out.shape[1], *rest, *ahead])
         first_feature += segment.num_rows
+
+
+def _staging_words(segments: Sequence[Segment], num_rows: int, in_features: int) -> int:
+    """uint32 words of scratch for many rows, 0 for few."""
+    if num_rows < MANY_ROWS:
+        return 0
+    formats = {segment.format for segment in segments} - {F32}
+    return max((gemm.staged_words(format, num_rows, in_features) for format in formats), default=0)

@@ -10,19 +10,23 @@ Normalised while staged, as ``norm_linear``. Bytes moved: weights once, x and no
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from numba import cuda
 from numba.cuda.types import float32, uint32
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
+from numba_engine.backends.cuda.kernels import norm_linear
 from numba_engine.backends.cuda.kernels.gated_activation import ACTIVATION_TIMES, name_with
-from numba_engine.backends.cuda.kernels.linear import PackedSegment
 from numba_engine.backends.cuda.kernels.packing import TILE_ROWS
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
-from numba_engine.backends.layers import Activation
+from numba_engine.backends.layers import Activation, GatedMlp
 from numba_engine.formats import Format
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 
 @cuda.jit(device=True, inline="always")
@@ -54,19 +58,24 @@ def norm_gate_up_act_kernel(format: Format, tokens: int, activation: Activation)
     return Kernel(name, unroll_into(norm_gate_up_act, body), arguments, THREADS, MIN_BLOCKS)
 
 
-def norm_gate_up_act(
-    device: Device,
-    out: DeviceArray,
-    x: DeviceArray,
-    segments: list[PackedSegment],
-    norm_weight: DeviceArray,
-    eps: float,
-    activation: Activation,
-    next_weights: DeviceArray | None = None,
-) -> None:
-    (segment,), (num_rows, size) = segments, out.shape
-    tokens, pairs = tokens_for(num_rows), size // TILE_ROWS
-    arguments = [flat(out), flat(x), norm_weight, segment.weights, eps, num_rows, x.shape[1], pairs, size]
-    ahead = ahead_of(next_weights, segment.weights, num_rows)
-    kernel = norm_gate_up_act_kernel(segment.format, tokens, activation)
-    device.launch(kernel, stream_grid(device, pairs, num_rows, tokens), [*arguments, *ahead])
+def supports(
+    backend: CudaBackend, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, mlp: GatedMlp
+) -> bool:
+    return norm_linear.fuses_norm(mlp_out.shape[0], mlp.gate_up_proj)
+
+
+def launch(backend: CudaBackend, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, mlp: GatedMlp) -> None:
+    """One kernel where a block can make gate and up of the same outputs: they are one segment, cut between tiles."""
+    (num_rows, size), segments = mlp_out.shape, mlp.gate_up_proj.segments
+    if len(segments) > 1 or size % TILE_ROWS:
+        norm_linear.launch(backend, gate_up, residual, mlp.norm, mlp.gate_up_proj)
+        backend.gated_activation(mlp_out, gate_up, mlp.activation)
+        return
+    (segment,), tokens, pairs = segments, tokens_for(num_rows), size // TILE_ROWS
+    arrays = [mlp_out, residual, mlp.norm.weight, segment.data]
+    ahead = ahead_of(backend.next_weights(mlp.gate_up_proj), segment.data, num_rows)
+    backend.launch(
+        norm_gate_up_act_kernel(segment.format, tokens, mlp.activation),
+        stream_grid(backend.device, pairs, num_rows, tokens),
+        [*arrays, mlp.norm.eps, num_rows, residual.shape[1], pairs, size, *ahead],
+    )

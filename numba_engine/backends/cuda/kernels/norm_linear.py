@@ -10,16 +10,30 @@ weight waits for a kernel that only normalises. Bytes moved: weights once, x and
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
+import numpy as np
 from numba.cuda.types import float32, int32, uint32
 
+from numba_engine.backends.arrays import Array, Norm, Weight
+from numba_engine.backends.cuda.arrays import viewed
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
-from numba_engine.backends.cuda.kernels.linear import PackedSegment, neighbours, write_outputs
+from numba_engine.backends.cuda.kernels.linear import neighbours, write_outputs
 from numba_engine.backends.cuda.kernels.packing import num_tiles
-from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
+from numba_engine.backends.cuda.kernels.streaming import (
+    MIN_BLOCKS,
+    THREADS,
+    TOKENS,
+    ahead_of,
+    stream,
+    stream_grid,
+    tokens_for,
+)
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
-from numba_engine.formats import Format
+from numba_engine.formats import F32, Format
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 
 @cache
@@ -46,27 +60,35 @@ def norm_linear_kernel(format: Format, tokens: int, is_gathered: bool) -> Kernel
     )
 
 
-def norm_linear(
-    device: Device,
-    out: DeviceArray,
-    x: DeviceArray,
-    segments: list[PackedSegment],
-    norm_weight: DeviceArray,
-    eps: float,
+def fuses_norm(num_rows: int, weight: Weight) -> bool:
+    """Whether RMSNorm can be part of the matrix product that follows.
+
+    It is for as many rows as one pass over the weights serves. Beyond that the ops by themselves are as good: their
+    time is the tensor cores', and a kernel that normalises is a small part of it.
+    """
+    return num_rows <= TOKENS[-1] and all(segment.format is not F32 for segment in weight.segments)
+
+
+def launch(
+    backend: CudaBackend,
+    out: Array,
+    x: Array,
+    norm: Norm,
+    weight: Weight,
     *,
-    rows: DeviceArray | None = None,
-    bias: DeviceArray | None = None,
-    next_weights: DeviceArray | None = None,
+    rows: Array | None = None,
+    bias: Array | None = None,
 ) -> None:
-    """A launch a segment of equal format, none of them F32."""
+    """out [R, out_features] = RMSNorm(x or x[rows]) @ weight.T (+ bias), where ``fuses_norm``; a launch a segment."""
     (num_rows, out_stride), in_features = out.shape, x.shape[1]
-    tokens, first_feature = tokens_for(num_rows), 0
-    for segment in segments:
+    tokens, first_feature, next_weights = tokens_for(num_rows), 0, backend.next_weights(weight)
+    for segment in weight.segments:
         pairs = num_tiles(segment.num_rows) // 2
-        some_rows = segment.weights.view("int32") if rows is None else rows
-        arrays = [flat(out), flat(x), some_rows, norm_weight, segment.weights, norm_weight if bias is None else bias]
+        some_rows = viewed(segment.data, np.int32) if rows is None else rows
+        arrays = [out, x, some_rows, norm.weight, segment.data, norm.weight if bias is None else bias]
         sizes = [num_rows, in_features, segment.num_rows, pairs, out_stride, first_feature, int(bias is not None)]
         kernel = norm_linear_kernel(segment.format, tokens, rows is not None)
-        ahead = ahead_of(next_weights if segment is segments[-1] else None, segment.weights, num_rows)
-        device.launch(kernel, stream_grid(device, pairs, num_rows, tokens), [*arrays, eps, *sizes, *ahead])
+        ahead = ahead_of(next_weights if segment is weight.segments[-1] else None, segment.data, num_rows)
+        grid = stream_grid(backend.device, pairs, num_rows, tokens)
+        backend.launch(kernel, grid, [*arrays, norm.eps, *sizes, *ahead])
         first_feature += segment.num_rows

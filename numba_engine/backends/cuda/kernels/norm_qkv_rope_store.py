@@ -13,36 +13,27 @@ staged, as ``norm_linear``. Bytes moved: weights once, x and norm_weight a few t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
+from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Weight
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
+from numba_engine.backends.cuda.kernels import norm_linear
 from numba_engine.backends.cuda.kernels.intrinsics import float_to_half
-from numba_engine.backends.cuda.kernels.linear import PackedSegment
+from numba_engine.backends.cuda.kernels.packing import TILE_ROWS
 from numba_engine.backends.cuda.kernels.rope import rotate
-from numba_engine.backends.cuda.kernels.store_kv import head_in_slot
+from numba_engine.backends.cuda.kernels.store_kv import head_in_slot, stored
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
-from numba_engine.backends.layers import Attention
+from numba_engine.backends.layers import Attention, Layer
 from numba_engine.formats import Format
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Destination:
-    """Where q, k and v go, by which rotation."""
-
-    qkv: DeviceArray
-    k_cache: DeviceArray
-    v_cache: DeviceArray
-    slot_mapping: DeviceArray
-    positions: DeviceArray
-    cos: DeviceArray
-    sin: DeviceArray
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 
 @cuda.jit(device=True, inline="always")
@@ -115,31 +106,51 @@ def norm_qkv_rope_store_kernel(format: Format, tokens: int, is_half: bool) -> Ke
     return Kernel(name, unroll_into(norm_qkv_rope_store, body), arguments, THREADS, MIN_BLOCKS)
 
 
-def norm_qkv_rope_store(
-    device: Device,
-    to: Destination,
-    x: DeviceArray,
-    segments: list[PackedSegment],
-    norm_weight: DeviceArray,
-    eps: float,
-    bias: DeviceArray | None,
-    shape: Attention,
-    next_weights: DeviceArray | None = None,
+def supports(
+    backend: CudaBackend, qkv: Array, normed: Array, residual: Array, layer: Layer, cache: KVCacheLayer, batch: Batch
+) -> bool:
+    return norm_linear.fuses_norm(residual.shape[0], layer.qkv_proj)
+
+
+def launch(
+    backend: CudaBackend, qkv: Array, normed: Array, residual: Array, layer: Layer, cache: KVCacheLayer, batch: Batch
 ) -> None:
-    """A launch a segment of equal format: each holds whole heads, none is F32."""
-    num_rows, in_features = x.shape
-    tokens, half = tokens_for(num_rows), shape.head_dim // 2
-    is_half, block_size = to.k_cache.dtype == np.float16, to.k_cache.shape[2]
-    caches = [cache.view(np.uint16 if is_half else np.float32) for cache in (to.k_cache, to.v_cache)]
-    first_row = 0
-    for segment in segments:
-        pairs = segment.num_rows // 32
-        arrays = [flat(to.qkv), *caches, flat(x), norm_weight, segment.weights, norm_weight if bias is None else bias]
-        tables = [flat(to.cos), flat(to.sin), to.positions, to.slot_mapping]
-        sizes = [num_rows, in_features, pairs, half // 16, first_row // shape.head_dim, shape.num_heads]
-        rest = [shape.num_kv_heads, half, block_size, int(bias is not None)]
+    """The k and v columns of ``qkv`` are undefined after it."""
+    shape = layer.attention
+    if layer.q_norm is None and _whole_halves(layer.qkv_proj, shape):
+        _launch_as_one(backend, qkv, residual, layer, cache, batch)
+        return
+    norm_linear.launch(backend, qkv, residual, layer.attn_norm, layer.qkv_proj, bias=layer.qkv_bias)
+    if layer.q_norm is not None and layer.k_norm is not None:
+        backend.head_norm(qkv, layer.q_norm, layer.k_norm, shape)
+    if shape.rope is not None:
+        backend.rope(qkv, batch.positions, shape)
+    backend.store_kv(cache, qkv, batch.slot_mapping, shape)
+
+
+def _whole_halves(weight: Weight, shape: Attention) -> bool:
+    """Whether a block can make both halves of a rotation: halves of heads are whole tiles."""
+    whole = all(segment.num_rows % shape.head_dim == 0 for segment in weight.segments)
+    return shape.rope is not None and whole and shape.head_dim % (2 * TILE_ROWS) == 0
+
+
+def _launch_as_one(
+    backend: CudaBackend, qkv: Array, residual: Array, layer: Layer, cache: KVCacheLayer, batch: Batch
+) -> None:
+    """A launch a segment of equal format."""
+    shape, norm, bias, weight = layer.attention, layer.attn_norm, layer.qkv_bias, layer.qkv_proj
+    assert shape.rope is not None
+    (num_rows, in_features), half = residual.shape, shape.head_dim // 2
+    tokens, is_half = tokens_for(num_rows), cache.k.dtype == np.float16
+    tables = [shape.rope.cos, shape.rope.sin, batch.positions, batch.slot_mapping]
+    rest = [shape.num_heads, shape.num_kv_heads, half, cache.k.shape[2], int(bias is not None)]
+    first_row, next_weights = 0, backend.next_weights(weight)
+    for segment in weight.segments:
+        pairs = segment.num_rows // (2 * TILE_ROWS)
+        arrays = [qkv, *stored(cache), residual, norm.weight, segment.data, norm.weight if bias is None else bias]
+        sizes = [num_rows, in_features, pairs, half // TILE_ROWS, first_row // shape.head_dim]
         kernel = norm_qkv_rope_store_kernel(segment.format, tokens, is_half)
-        grid = stream_grid(device, pairs, num_rows, tokens)
-        ahead = ahead_of(next_weights if segment is segments[-1] else None, segment.weights, num_rows)
-        device.launch(kernel, grid, [*arrays, *tables, eps, *sizes, *rest, *ahead])
+        grid = stream_grid(backend.device, pairs, num_rows, tokens)
+        ahead = ahead_of(next_weights if segment is weight.segments[-1] else None, segment.data, num_rows)
+        backend.launch(kernel, grid, [*arrays, *tables, norm.eps, *sizes, *rest, *ahead])
         first_row += segment.num_rows

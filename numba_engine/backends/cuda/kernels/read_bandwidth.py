@@ -9,14 +9,18 @@ XOR-ed so that no load is idle. Bytes moved: data once.
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import cuda
 from numba.cuda.types import uint32
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray
 from numba_engine.backends.cuda.kernels.intrinsics import load_weights
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 512
 LOADS = 4
@@ -48,8 +52,7 @@ def read_bandwidth_kernel() -> Kernel:
     return Kernel("read_bandwidth", read_bandwidth, (uint32[::1], uint32[::1], uint32), THREADS)
 
 
-def read_bandwidth(device: Device, data: DeviceArray, *, blocks: int = BLOCKS) -> None:
-    """Read the whole array once."""
-    out = device.empty((blocks,), np.dtype(np.uint32))
-    device.launch(read_bandwidth_kernel(), blocks, [out, data.view(np.uint32), data.nbytes // 16])
-    device.free(out)
+def launch(backend: CudaBackend, data: Array, *, blocks: int = BLOCKS) -> None:
+    """Read the whole array, of uint32, once."""
+    out = backend.empty((blocks,), np.dtype(np.uint32))
+    backend.launch(read_bandwidth_kernel(), blocks, [out, data, data.nbytes // 16])

@@ -10,14 +10,18 @@ partial sums of squares. Bytes moved: x and weight once, out once. The fused pha
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from numba import cuda
 from numba.cuda.types import float32, uint32
 
+from numba_engine.backends.arrays import Array, Norm
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import as_bits, multiply
 from numba_engine.backends.cuda.kernels.reductions import inverse_rms, sum_of_squares
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 256
 WARPS = THREADS // 32
@@ -43,6 +47,6 @@ def rms_norm_kernel() -> Kernel:
     return Kernel("rms_norm", rms_norm, arguments, THREADS)
 
 
-def rms_norm(device: Device, out: DeviceArray, x: DeviceArray, weight: DeviceArray, eps: float) -> None:
+def launch(backend: CudaBackend, out: Array, x: Array, norm: Norm) -> None:
     num_rows, size = x.shape
-    device.launch(rms_norm_kernel(), num_rows, [flat(out), flat(x), weight, size, eps])
+    backend.launch(rms_norm_kernel(), num_rows, [out, x, norm.weight, size, norm.eps])

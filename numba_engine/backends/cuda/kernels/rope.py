@@ -12,14 +12,18 @@ Bytes moved: the q and k heads once each way, one row of the tables a token.
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from numba import cuda
 from numba.cuda.types import float32, int32, uint32
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import fma
 from numba_engine.backends.layers import Attention
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 128
 
@@ -48,16 +52,11 @@ def rope_kernel() -> Kernel:
     return Kernel("rope", rope, arguments, THREADS)
 
 
-def rope(
-    device: Device,
-    qkv: DeviceArray,
-    positions: DeviceArray,
-    cos: DeviceArray,
-    sin: DeviceArray,
-    shape: Attention,
-) -> None:
+def launch(backend: CudaBackend, qkv: Array, positions: Array, shape: Attention) -> None:
+    assert shape.rope is not None
     num_tokens, stride = qkv.shape
     half = shape.head_dim // 2
     num_pairs = (shape.num_heads + shape.num_kv_heads) * half
     grid = num_tokens, -(-num_pairs // THREADS)
-    device.launch(rope_kernel(), grid, [flat(qkv), positions, flat(cos), flat(sin), stride, num_pairs, half])
+    arrays = [qkv, positions, shape.rope.cos, shape.rope.sin]
+    backend.launch(rope_kernel(), grid, [*arrays, stride, num_pairs, half])

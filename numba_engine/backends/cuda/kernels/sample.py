@@ -35,15 +35,15 @@ Shared memory of ``sample``: the histogram [2048], sums of its parts, the groups
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, int32, int64, uint32, uint64
 
+from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.arrivals import is_last_to_arrive
 from numba_engine.backends.cuda.kernels.intrinsics import (
     as_bits,
@@ -57,7 +57,10 @@ from numba_engine.backends.cuda.kernels.intrinsics import (
     to_fixed,
 )
 from numba_engine.backends.cuda.kernels.reductions import FULL_WARP, sum_block
-from numba_engine.backends.sampling import Sampling
+from numba_engine.backends.sampling import Sampled, Sampling
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 512
 WARPS = THREADS // 32
@@ -575,72 +578,33 @@ def chosen_logprobs_kernel() -> Kernel:
     return Kernel("chosen_logprobs", chosen_logprobs, arguments, PENALTY_THREADS)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleScratch:
-    """``counts`` uint32 [≥ L, vocab] and ``arrivals`` uint32 [≥ L] of zeros, left so; ``raw_history`` and ``raw_bias``
-    as long as the history and the bias; ``maxima`` uint64 and ``races`` float32 [L, groups_of(vocab)]."""
-
-    counts: DeviceArray
-    raw_history: DeviceArray
-    raw_bias: DeviceArray
-    maxima: DeviceArray
-    races: DeviceArray
-    arrivals: DeviceArray
-
-
-def groups_of(vocab: int) -> int:
-    """Of whole slices; the last ones may hold no token."""
-    return -(-vocab // SLICE) * WARPS
-
-
-def sample(
-    device: Device, token_ids: DeviceArray, logits: DeviceArray, sampling: Sampling, scratch: SampleScratch
-) -> None:
-    """The arrays in ``sampling`` are the device's own, here and below."""
-    num_rows, vocab = logits.shape
-    num_groups = groups_of(vocab)
-    num_slices = num_groups // WARPS
+def launch(backend: CudaBackend, out: Sampled, logits: Array, sampling: Sampling) -> None:
+    (num_rows, vocab), float32 = logits.shape, np.dtype(np.float32)
+    num_slices = -(-vocab // SLICE)
+    groups = (num_rows, num_slices * WARPS)  # of whole slices; the last ones may hold no token
     s = sampling
+    raw = [backend.empty(array.shape, float32) for array in (s.history, s.bias_values)]
+    totals = backend.empty((num_rows,), float32)
+    if out.top_token_ids is not None:
+        arrays = [totals, out.top_token_ids, out.top_logprobs, logits]
+        backend.launch(logprob_totals_kernel(), num_rows, [*arrays, vocab, out.top_token_ids.shape[1]])
+    if s.changes_logits:
+        history = [s.history_begins, s.history_ends, s.history, s.history_prompt_lens]
+        penalties = [s.repetition_penalty, s.presence_penalty, s.frequency_penalty]
+        biases = [s.bias_begins, s.bias_ends, s.bias_token_ids, s.bias_values]
+        counts = backend.zero_counts(num_rows, vocab)
+        arguments = [logits, *raw, counts, *history, *penalties, *biases, vocab]
+        backend.launch(penalties_kernel(), num_rows, arguments)
     parameters = [s.temperature, s.top_k, s.top_p, s.min_p, s.seed, s.output_index]
-    scratch_arrays = [flat(scratch.maxima), flat(scratch.races), scratch.arrivals]
-    device.launch(
+    maxima, races = backend.empty(groups, np.dtype(np.uint64)), backend.empty(groups, float32)
+    scratch = [maxima, races, backend.zero_arrivals(num_rows)]
+    backend.launch(
         sample_kernel(),
         (num_slices, num_rows),
-        [token_ids, flat(logits), *parameters, *scratch_arrays, num_slices, vocab],
-        shared_bytes=4 * num_groups,
+        [out.token_ids, logits, *parameters, *scratch, num_slices, vocab],
+        shared_bytes=4 * groups[1],
     )
-
-
-def penalties(device: Device, logits: DeviceArray, sampling: Sampling, scratch: SampleScratch) -> None:
-    num_rows, vocab = logits.shape
-    s = sampling
-    arrays = [flat(logits), scratch.raw_history, scratch.raw_bias, flat(scratch.counts)]
-    history = [s.history_begins, s.history_ends, s.history, s.history_prompt_lens]
-    parameters = [s.repetition_penalty, s.presence_penalty, s.frequency_penalty]
-    bias = [s.bias_begins, s.bias_ends, s.bias_token_ids, s.bias_values]
-    device.launch(penalties_kernel(), num_rows, [*arrays, *history, *parameters, *bias, vocab])
-
-
-def logprob_totals(
-    device: Device, totals: DeviceArray, top_ids: DeviceArray, top_logprobs: DeviceArray, logits: DeviceArray
-) -> None:
-    """``top_ids`` and ``top_logprobs`` are [L, n]; n may be 0."""
-    num_rows, vocab = logits.shape
-    arrays = [totals, flat(top_ids), flat(top_logprobs), flat(logits)]
-    device.launch(logprob_totals_kernel(), num_rows, [*arrays, vocab, top_ids.shape[1]])
-
-
-def chosen_logprobs(
-    device: Device,
-    logprobs: DeviceArray,
-    token_ids: DeviceArray,
-    logits: DeviceArray,
-    totals: DeviceArray,
-    sampling: Sampling,
-    scratch: SampleScratch,
-) -> None:
-    num_rows, vocab = logits.shape
-    s = sampling
-    arrays = [logprobs, token_ids, flat(logits), totals, scratch.raw_history, scratch.raw_bias]
-    lists = [s.history_begins, s.history_ends, s.history, s.bias_begins, s.bias_ends, s.bias_token_ids]
-    device.launch(chosen_logprobs_kernel(), num_rows, [*arrays, *lists, vocab])
+    if out.logprobs is not None:
+        lists = [s.history_begins, s.history_ends, s.history, s.bias_begins, s.bias_ends, s.bias_token_ids]
+        arguments = [out.logprobs, out.token_ids, logits, totals, *raw, *lists, vocab]
+        backend.launch(chosen_logprobs_kernel(), num_rows, arguments)

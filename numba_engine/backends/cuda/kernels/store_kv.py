@@ -11,15 +11,20 @@ Bytes moved: k and v once each way.
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import cuda
 from numba.cuda.types import float32, int32, uint16, uint32
 
+from numba_engine.backends.arrays import Array, KVCacheLayer
+from numba_engine.backends.cuda.arrays import viewed
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.device import Device, DeviceArray, flat
 from numba_engine.backends.cuda.kernels.intrinsics import float_to_half
 from numba_engine.backends.layers import Attention
+
+if TYPE_CHECKING:
+    from numba_engine.backends.cuda.backend import CudaBackend
 
 THREADS = 256
 
@@ -55,17 +60,14 @@ def store_kv_kernel(is_half: bool) -> Kernel:
     return Kernel(f"store_kv_{'f16' if is_half else 'f32'}", store_kv, arguments, THREADS)
 
 
-def store_kv(
-    device: Device,
-    k_cache: DeviceArray,
-    v_cache: DeviceArray,
-    qkv: DeviceArray,
-    slot_mapping: DeviceArray,
-    shape: Attention,
-) -> None:
+def launch(backend: CudaBackend, cache: KVCacheLayer, qkv: Array, slot_mapping: Array, shape: Attention) -> None:
     num_tokens, stride = qkv.shape
-    is_half = k_cache.dtype == np.float16
-    caches = [cache.view(np.uint16 if is_half else np.float32) for cache in (k_cache, v_cache)]
+    is_half = cache.k.dtype == np.float16
     grid = num_tokens, -(-shape.num_kv_heads * shape.head_dim // THREADS)
-    sizes = [stride, shape.num_heads, shape.num_kv_heads, shape.head_dim, k_cache.shape[2]]
-    device.launch(store_kv_kernel(is_half), grid, [*caches, flat(qkv), slot_mapping, *sizes])
+    sizes = [stride, shape.num_heads, shape.num_kv_heads, shape.head_dim, cache.k.shape[2]]
+    backend.launch(store_kv_kernel(is_half), grid, [*stored(cache), qkv, slot_mapping, *sizes])
+
+
+def stored(cache: KVCacheLayer) -> list[Array]:
+    """k and v as kernels write them: halves as uint16."""
+    return [viewed(array, np.uint16) if array.dtype == np.float16 else array for array in (cache.k, cache.v)]

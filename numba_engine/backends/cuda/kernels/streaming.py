@@ -39,7 +39,8 @@ from typing import Any
 from numba import cuda
 from numba.cuda.types import float32, uint32, uint64
 
-from numba_engine.backends.cuda.device import Device, DeviceArray
+from numba_engine.backends.arrays import Array
+from numba_engine.backends.cuda.device import Device
 from numba_engine.backends.cuda.kernels.intrinsics import address_of, as_bits, as_float, load_quad, multiply, prefetch
 from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.cuda.kernels.planes import float_planes, int8_planes
@@ -59,7 +60,7 @@ and a tenth of the smallest L2 this is for (A100)."""
 _NONE = 0xFFFFFFFF
 
 
-def ahead_of(next_weights: DeviceArray | None, otherwise: DeviceArray, num_rows: int) -> tuple[DeviceArray, int]:
+def ahead_of(next_weights: Array | None, otherwise: Array, num_rows: int) -> tuple[Array, int]:
     """What a kernel asks L2 for when it is done, and how many lines of 128 bytes; 0 after anything but a short step."""
     if next_weights is None or num_rows > TOKENS[-1]:
         return otherwise, 0
