@@ -16,15 +16,14 @@ from numba_engine.backends.layers import GatedMlp
 from numba_engine.config import EngineConfig
 from numba_engine.formats import BF16, quantize
 
-PACKAGE = "numba_engine.backends.cpu.kernels"
-
-
+PACKAGES = ("cpu", "cuda")
 COMPOSED = ("linear_norm_add",)  # fused ops that have no kernel
 
 
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("name", [name for name in OPS if name not in COMPOSED])
-def test_a_launch_has_the_signature_of_its_op(name: str) -> None:
-    module = importlib.import_module(f"{PACKAGE}.{name}")
+def test_a_launch_has_the_signature_of_its_op(name: str, package: str) -> None:
+    module = importlib.import_module(f"numba_engine.backends.{package}.kernels.{name}")
     _, *wanted = inspect.signature(OPS[name].compose).parameters.values()
     for function in (module.launch, getattr(module, "supports", module.launch)):
         backend, *parameters = inspect.signature(function).parameters.values()

@@ -10,8 +10,8 @@ import pytest
 
 from numba_engine.backends.cuda import cuda_device
 from numba_engine.backends.cuda.cuda_device import CudaDevice
-from numba_engine.backends.cuda.device import Device
-from numba_engine.backends.cuda.kernels.gather_rows import gather_rows
+from numba_engine.backends.cuda.device import Device, DeviceArray
+from numba_engine.backends.cuda.kernels.gather_rows import gather_rows_kernel
 from numba_engine.backends.ptx import PtxDevice
 from tests.kernels.cuda.fake_cupy import fake_cupy
 
@@ -41,6 +41,12 @@ def device(kind: str, simulated: PtxDevice, monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(cuda_device, "find_ptxas", lambda: None)
     return CudaDevice()
+
+
+def gather_rows(device: Device, out: DeviceArray, x: DeviceArray, order: DeviceArray) -> None:
+    """A launch: out = x[order]."""
+    (num_rows, size), flat = SHAPE, [array.reshape(array.nbytes // 4) for array in (out, x)]
+    device.launch(gather_rows_kernel(), (num_rows, 1), [*flat, order, size])
 
 
 def rows(rng: np.random.Generator) -> np.ndarray:

@@ -24,6 +24,7 @@ from numba.cuda.types import float32, uint32
 from numba_engine.backends.arrays import Array, Segment, Weight
 from numba_engine.backends.cuda.compiler import Kernel
 from numba_engine.backends.cuda.kernels import gemm
+from numba_engine.backends.cuda.kernels.gemm import write_output
 from numba_engine.backends.cuda.kernels.linear_f32 import ROWS, linear_f32_kernel
 from numba_engine.backends.cuda.kernels.packing import num_tiles
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
@@ -46,10 +47,8 @@ def neighbours(pair, shape):  # type: ignore[no-untyped-def]
 def write_outputs(arguments, pair, row, token, a, b):  # type: ignore[no-untyped-def]
     out, bias, out_features, out_stride, out_offset, add, has_bias = arguments
     column = uint32(pair * uint32(32) + row)
-    gemm.write_output(out, bias, token, column, a, out_features, out_stride, out_offset, add, has_bias)
-    gemm.write_output(
-        out, bias, token, uint32(column + uint32(16)), b, out_features, out_stride, out_offset, add, has_bias
-    )
+    write_output(out, bias, token, column, a, out_features, out_stride, out_offset, add, has_bias)
+    write_output(out, bias, token, uint32(column + uint32(16)), b, out_features, out_stride, out_offset, add, has_bias)
 
 
 @cache
