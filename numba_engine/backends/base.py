@@ -19,7 +19,7 @@ from numba_engine.backends import traffic
 from numba_engine.backends.arrays import Array, Batch, KVCacheLayer, Norm, Weight
 from numba_engine.backends.instruments import OpTimer, TrafficCounter
 from numba_engine.backends.layers import Activation, Attention, GatedMlp, Layer
-from numba_engine.backends.ops import Op, op
+from numba_engine.backends.ops import Op, Place, op
 from numba_engine.backends.sampling import Sampled, Sampling
 from numba_engine.formats import Format, StoredTensor
 
@@ -94,7 +94,13 @@ class Backend(ABC):
 
     # ---- unfused ops -----------------------------------------------------------------------------------------------
 
-    @op("the tokens' rows of the table", source="token_ids", outputs=("out",), traffic=traffic.embedding)
+    @op(
+        "the tokens' rows of the table",
+        source="token_ids",
+        outputs=("out",),
+        place=Place.START,
+        traffic=traffic.embedding,
+    )
     def embedding(self, out: Array, token_ids: Array, table: Weight, scale: float) -> None:
         """out [T, hidden] = table[token_ids [T]] * scale."""
 
@@ -107,7 +113,14 @@ class Backend(ABC):
     def rms_norm(self, out: Array, x: Array, norm: Norm) -> None:
         """out [R, N] = x / sqrt(mean(x²) + eps) * weight [N], row by row (Zhang & Sennrich 2019). out may be x."""
 
-    @op("a matrix product", source="x", outputs=("out",), weights=("bias",), traffic=traffic.linear)
+    @op(
+        "a matrix product",
+        source="x",
+        outputs=("out",),
+        weights=("bias",),
+        is_repeatable=True,
+        traffic=traffic.linear,
+    )
     def linear(self, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:
         """out [R, out_features] = x [R, in_features] @ weight.T (+ bias)."""
 
@@ -147,7 +160,13 @@ class Backend(ABC):
     def gated_activation(self, out: Array, gate_up: Array, activation: Activation) -> None:
         """out [T, I] = activation(gate) * up, of gate_up [T, 2 I]."""
 
-    @op("the row that wants logits", source="x", outputs=("out",), traffic=traffic.gather_rows)
+    @op(
+        "the row that wants logits",
+        source="x",
+        outputs=("out",),
+        place=Place.HEAD,
+        traffic=traffic.gather_rows,
+    )
     def gather_rows(self, out: Array, x: Array, rows: Array) -> None:
         """out [L, N] = x[rows [L]]."""
 
@@ -155,12 +174,20 @@ class Backend(ABC):
         "the logits times a factor, and bounded by tanh",
         source="logits",
         updates=("logits",),
+        place=Place.HEAD,
         traffic=traffic.cap_logits,
     )
     def cap_logits(self, logits: Array, scale: float, softcap: float | None) -> None:
         """logits x [L, vocab] become x * scale, and those softcap · tanh(x / softcap) unless that is None (Gemma 2)."""
 
-    @op("the logits to one token", source="logits", outputs=("out",), updates=("logits",), traffic=traffic.sample)
+    @op(
+        "the logits to one token",
+        source="logits",
+        outputs=("out",),
+        updates=("logits",),
+        place=Place.DRAW,
+        traffic=traffic.sample,
+    )
     def sample(self, out: Sampled, logits: Array, sampling: Sampling) -> None:
         """Choose a token for every row of logits [L, vocab]; the logits are consumed.
 
@@ -186,6 +213,8 @@ class Backend(ABC):
         updates=("cache",),
         scratch=("normed",),
         fuses=("rms_norm", "linear", "head_norm", "rope", "store_kv"),
+        place=Place.FIRST_OF_LAYER,
+        is_repeatable=True,
         traffic=traffic.norm_qkv_rope_store,
     )
     def norm_qkv_rope_store(
@@ -226,6 +255,7 @@ class Backend(ABC):
         outputs=("mlp_out",),
         scratch=("gate_up", "normed"),
         fuses=("rms_norm", "linear", "gated_activation"),
+        is_repeatable=True,
         traffic=traffic.norm_gate_up_act,
     )
     def norm_gate_up_act(self, mlp_out: Array, gate_up: Array, normed: Array, residual: Array, mlp: GatedMlp) -> None:
@@ -240,6 +270,7 @@ class Backend(ABC):
         outputs=("logits",),
         scratch=("last",),
         fuses=("gather_rows", "rms_norm", "linear"),
+        place=Place.HEAD,
         traffic=traffic.norm_lm_head,
     )
     def norm_lm_head(

@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from enum import Enum, auto
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -17,6 +18,24 @@ from numba_engine.backends.arrays import Array, RopeTable, Weight
 from numba_engine.backends.instruments import TrafficKind
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class Place(Enum):
+    """Where in a step an op has its place."""
+
+    START = auto()
+    """It begins the forward pass."""
+    FIRST_OF_LAYER = auto()
+    LAYER = auto()
+    """In a layer, or wherever the op that is composed of it has its own place."""
+    HEAD = auto()
+    """After the last layer, up to the logits."""
+    DRAW = auto()
+    """After the forward pass."""
+
+    @property
+    def is_in_layer(self) -> bool:
+        return self in (Place.FIRST_OF_LAYER, Place.LAYER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +57,9 @@ class Op:
     """Parameters that hold nothing before it, and nothing that is read after it."""
     fuses: tuple[str, ...]
     """The unfused ops that it stands for; none for an unfused op."""
+    place: Place
+    is_repeatable: bool
+    """Whether repeating a call shows what streaming a layer's weights takes: it leaves the same results each time."""
     traffic: Callable[..., Any] = field(repr=False)
     """Bytes and FLOPs of a call, from the op's own arguments (``backends/traffic.py``)."""
     compose: Callable[..., Any] = field(repr=False)
@@ -48,6 +70,17 @@ class Op:
     @property
     def is_fused(self) -> bool:
         return bool(self.fuses)
+
+    @cached_property
+    def takes_any_weight(self) -> bool:
+        """Whether the weight's name belongs to the name of a call: it is whichever matrix the model multiplies with."""
+        return "weight" in self.parameters
+
+    @cached_property
+    def reads_context(self) -> bool:
+        """Whether it reads the KV cache, so that what a call moves depends on how long the contexts are."""
+        cached = {name for name, kind in zip(self.parameters, self.kinds, strict=True) if kind is TrafficKind.KV}
+        return not cached <= set(self.written)
 
     @cached_property
     def written(self) -> tuple[str, ...]:
@@ -76,6 +109,8 @@ def op(
     scratch: tuple[str, ...] = (),
     weights: tuple[str, ...] = (),
     fuses: tuple[str, ...] = (),
+    place: Place = Place.LAYER,
+    is_repeatable: bool = False,
 ) -> Callable[[_Method], _Method]:
     """Register a method of ``Backend``: calling it is ``self.run(op, args)``.
 
@@ -88,7 +123,8 @@ def op(
         assert {source, *outputs, *updates, *scratch, *weights} <= set(parameters), method.__name__
         kinds = tuple(_kind(method.__annotations__[name], name in weights) for name in parameters)
         registered = Op(
-            method.__name__, summary, parameters, source, outputs, updates, scratch, fuses, traffic, method, kinds
+            *(method.__name__, summary, parameters, source, outputs, updates, scratch, fuses, place, is_repeatable),
+            *(traffic, method, kinds),
         )
 
         @functools.wraps(method)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from numba_engine.backends.base import OPS
 from numba_engine.backends.ptx.counters import SECTOR_BYTES
 from numba_engine.backends.traffic import Traffic
 from numba_engine.formats import Format
@@ -214,7 +215,7 @@ def _model_step(
     context: int,
 ) -> ModelStep:
     config = MODELS[model]
-    counted = tuple(_step_launch(launch, 1 if launch.label in _ONCE else config.num_layers) for launch in launches)
+    counted = tuple(_step_launch(launch, _count(launch, config.num_layers)) for launch in launches)
     once = _traffic(config, format, num_seqs, query_len, context)
     # Counted at a byte a key or value and two bytes an activation; here they are float16 and float32.
     kv_bytes = 2 * (once.kv_read_bytes + once.kv_written_bytes)
@@ -226,8 +227,10 @@ def _model_step(
     )
 
 
-_ONCE = frozenset({"embedding", "norm_lm_head", "sample"})
-"""Every other op runs in each layer."""
+def _count(launch: ObservedLaunch, num_layers: int) -> int:
+    """How often a step makes a launch like this one. Labels begin with the op's name."""
+    op = OPS[launch.label.partition(" ")[0]]
+    return num_layers if op.place.is_in_layer else 1
 
 
 def _step_launch(observed: ObservedLaunch, count: int) -> StepLaunch:

@@ -83,7 +83,7 @@ def _decoder_traffic(config: ModelConfig, bits: TensorBits, batch: Batch) -> dic
 
         def __getattr__(self, name: str) -> Any:
             def call(*args: Any) -> None:
-                part = name if name in counted else "rest"
+                part = "attention" if OPS[name].reads_context else "rest"
                 counted[part] += OPS[name].traffic(*args)
 
             return call

@@ -22,7 +22,7 @@ from numba_engine.backends.base import OPS, Backend
 from numba_engine.backends.delegating import DelegatingBackend, UnfusedBackend
 from numba_engine.backends.instruments import CountedTraffic, TimeSource
 from numba_engine.backends.layers import Attention, GatedMlp, Layer
-from numba_engine.backends.ops import Op
+from numba_engine.backends.ops import Op, Place
 from numba_engine.backends.traffic import Traffic
 from numba_engine.profiling.peaks import simulated_peaks
 from numba_engine.profiling.report import (
@@ -46,11 +46,8 @@ _CALIBRATION_BYTES = 2 << 20
 _Call = tuple[Op, int | None, tuple[Any, ...], float, float]
 """One recorded call: the op, its layer, what it was given, and when it began and ended by the host's clock."""
 
-_FIRST_OF_LAYER = "norm_qkv_rope_store"
-_OUTSIDE_LAYERS = ("embedding", "norm_lm_head", "cap_logits")
-
-_AFTER_HOST = ("embedding", "sample")
-"""Ops before which the host does other things than to call them."""
+_AFTER_HOST = (Place.START, Place.DRAW)
+"""Places of ops before which the host does other things than to call them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,7 +183,7 @@ class Recorder(DelegatingBackend):
         """Calling an op is part of its time: it begins where the one before it ended."""
         timed, previous_end_s = [], 0.0
         for (op, layer, args, called_s, end_s), traffic in zip(self._calls, self._traffic(), strict=True):
-            if previous_end_s and op.name not in _AFTER_HOST:
+            if previous_end_s and op.place not in _AFTER_HOST:
                 start_s, looking_s = previous_end_s, self.overhead_s_per_call
             else:
                 start_s, looking_s = called_s, self._inside_s
@@ -221,7 +218,7 @@ class Recorder(DelegatingBackend):
         of_this_step: dict[Any, Traffic] = {}
         traffic = []
         for op, _, args, _, _ in self._calls:
-            known = of_this_step if op.name == "attention" else self._known_traffic
+            known = of_this_step if op.reads_context else self._known_traffic
             key = (op.name, *[_TRAFFIC_KEYS[type(arg)](arg) for arg in args])
             if key not in known:
                 host_args = (self._lengths_on_host(arg, on_host) if isinstance(arg, Batch) else arg for arg in args)
@@ -238,15 +235,15 @@ class Recorder(DelegatingBackend):
     def _gaps_s(self, timed: Sequence[TimedCall]) -> float:
         """From the end of each op to the beginning of the next, without what the recorder does there."""
         if self.time_source is TimeSource.HOST_CLOCK:
-            pairs = [(a[4], b[3]) for a, b in itertools.pairwise(self._calls) if b[0].name not in _AFTER_HOST]
+            pairs = [(a[4], b[3]) for a, b in itertools.pairwise(self._calls) if b[0].place not in _AFTER_HOST]
             looking_s = self.overhead_s_per_call - self._inside_s
             return sum(max(next_called_s - end_s - looking_s, 0.0) for end_s, next_called_s in pairs)
         return sum(max(b.start_s - a.start_s - a.time_s, 0.0) for a, b in itertools.pairwise(timed))
 
     def run(self, op: Op, args: tuple[Any, ...]) -> Any:
-        if op.name in _OUTSIDE_LAYERS:
+        if not op.place.is_in_layer:
             self._layer = None
-        elif op.name == _FIRST_OF_LAYER:
+        elif op.place is Place.FIRST_OF_LAYER:
             self._layer = 0 if self._layer is None else self._layer + 1
         if op.is_fused and not self._profiled.fuses(op):
             return op.compose(self, *args)

@@ -11,7 +11,7 @@ import numpy as np
 from numba_engine.backends.arrays import KVCacheLayer, Weight
 from numba_engine.backends.base import OPS
 from numba_engine.backends.layers import GatedMlp, Layer
-from numba_engine.backends.ops import Op
+from numba_engine.backends.ops import Op, Place
 from numba_engine.backends.sampling import Sampled
 from numba_engine.profiling.recorder import Recorder, TimedCall
 from numba_engine.profiling.report import OpProfile, StepProfile
@@ -96,7 +96,7 @@ class CloseUp(Recorder):
         return timed
 
     def run(self, op: Op, args: tuple[Any, ...]) -> Any:
-        if op.name == "sample":
+        if op.place is Place.DRAW:
             start = self._clock()
             self._logits = self.inner.download(op.argument("logits", args))  # before the sampler consumes them
             self._copying_s += self._clock() - start
@@ -104,8 +104,7 @@ class CloseUp(Recorder):
 
     def _repeat(self, calls: tuple[CallProfile, ...]) -> RepeatedCall | None:
         """Of the call that streams most, of those that fit into caches; if none does, of the one that streams least."""
-        # These overwrite what they write; linear_add would add to the residual each time.
-        harmless = [i for i, call in enumerate(calls) if call.op.name in _REPEATABLE]
+        harmless = [i for i, call in enumerate(calls) if OPS[call.op.name].is_repeatable]
         if self.inner.num_threads == 0 or not harmless:
             return None
 
@@ -127,9 +126,6 @@ class CloseUp(Recorder):
             call(*args)
             times.append(self._clock() - start)
         return max(median(times) - self._inside_s, 0.0)
-
-
-_REPEATABLE = ("norm_qkv_rope_store", "norm_gate_up_act", "linear")
 
 
 def _call_profile(call: TimedCall) -> CallProfile:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from statistics import mean
 from typing import Any
 
+from numba_engine.backends.base import OPS
+from numba_engine.backends.ops import Place
 from numba_engine.formats import FORMATS
 from numba_engine.outputs import ModelInfo
 from numba_engine.profiling.explain.caches import CacheLevel
@@ -215,8 +217,8 @@ class Phases:
 def phases_of(step: CloseUpStep, num_layers: int) -> Phases:
     """Of a step with one embedding, ``num_layers`` equal rows of calls, a head and a draw."""
     embedding, *middle, sample = step.calls
-    assert (embedding.op.name, sample.op.name) == ("embedding", "sample")
-    head_at = next(i for i, call in enumerate(middle) if call.op.name in ("norm_lm_head", "gather_rows"))
+    assert (_place(embedding), _place(sample)) == (Place.START, Place.DRAW)
+    head_at = next(i for i, call in enumerate(middle) if _place(call) is Place.HEAD)
     in_layers, head = middle[:head_at], middle[head_at:]
     per_layer, rest = divmod(len(in_layers), num_layers)
     assert rest == 0, "all layers make the same calls"
@@ -231,10 +233,14 @@ def phases_of(step: CloseUpStep, num_layers: int) -> Phases:
     )
 
 
+def _place(call: CallProfile) -> Place:
+    return OPS[call.op.name].place
+
+
 def _phase(calls: Sequence[CallProfile]) -> Phase:
     first = calls[0]
     name = first.op.name
-    if name in ("linear", "linear_add") and first.matrix:
+    if OPS[name].takes_any_weight and first.matrix:
         name = f"{name} {first.matrix.name.rpartition('.')[2]}"
     return Phase(
         name=name,
