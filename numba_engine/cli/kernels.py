@@ -10,7 +10,7 @@ from rich.table import Table
 
 from numba_engine.backends.cuda.availability import require_packages
 from numba_engine.cli.console import print_json, wide_console
-from numba_engine.formats import BF16, F32, FORMATS, Q4_0, Q8_0
+from numba_engine.formats import BF16, FORMATS, Q4_0, Q8_0
 from numba_engine.kernel_lab.kernel_model import MODELLED_GPUS, ModelledGpu
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ def kernels(
     1 if a kernel or a step misses a target; the column "misses" says which.
     """
     require_packages("ptx", ("numba_cuda",), "pip install -e '.[ptx]'")
-    from numba_engine.backends.cuda.kernels.packing import LAYOUTS
     from numba_engine.kernel_lab.decode_step import observe_decode, observe_prefill
     from numba_engine.kernel_lab.kernel_cards import kernel_cards
     from numba_engine.kernel_lab.step_tables import step_record
@@ -102,7 +101,7 @@ def kernels(
     cards: dict[str, list[KernelCard]] = {}
     for version in ccs if with_cards or wanted else ():
         _say(f"compiling the kernels for {version} and running them on the executor …")
-        cards[version] = kernel_cards(_numbers(version), lambda name: wanted in name, chosen or (F32, *LAYOUTS))
+        cards[version] = kernel_cards(_numbers(version), lambda name: wanted in name, chosen or tuple(FORMATS.values()))
     if wanted and not any(cards.values()):
         raise click.UsageError(f"no kernel has {wanted!r} in its name")
     cc = _numbers(ccs[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +13,14 @@ from numba_engine.formats.descriptor import Bits, Field, Format, Parts, Scales
 def unpack(format: Format, blocks: np.ndarray) -> Parts:
     """The numbers of uint8 [blocks, block_bytes]."""
     assert format.codes
+    return Parts(_read(blocks, format.codes.fields, format.codes.signed), *unpack_scales(format, blocks))
+
+
+def unpack_scales(format: Format, blocks: np.ndarray) -> tuple[Any, ...]:
+    """``Parts`` but the codes: the coarse and fine scales, and minima if the format has them."""
     assert format.scales
-    return Parts(
-        _read(blocks, format.codes.fields, format.codes.signed),
-        *_read_scales(blocks, format.scales),
-        *(_read_scales(blocks, format.minima) if format.minima else ()),
-    )
+    minima = _read_scales(blocks, format.minima) if format.minima else ()
+    return *_read_scales(blocks, format.scales), *minima
 
 
 def pack(format: Format, parts: Parts) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from numba_engine.formats import encoders
 from numba_engine.formats.descriptor import Bits, Codes, Field, Format, Scales
 
@@ -71,3 +73,11 @@ Q6_K = Format(
 )
 
 FORMATS = {format.name: format for format in (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K)}
+
+
+def label(format: Format) -> str:
+    """For the names of kernels and of what is kept of them: a format's name; of one that is not here, its content too."""
+    if FORMATS.get(format.name) is format:
+        return format.name.lower()
+    made_of = repr((format.block_size, format.block_bytes, format.codes, format.scales, format.minima))
+    return f"{format.name.lower()}_{hashlib.sha256(made_of.encode()).hexdigest()[:8]}"

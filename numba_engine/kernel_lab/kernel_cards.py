@@ -10,9 +10,8 @@ import numpy as np
 from numba_engine.backends.cuda.arrays import CudaArray
 from numba_engine.backends.cuda.backend import CudaBackend
 from numba_engine.backends.cuda.kernels import read_bandwidth
-from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.sampling import Sampled, Sampling
-from numba_engine.formats import F32, Format
+from numba_engine.formats import FORMATS, Format
 from numba_engine.kernel_lab.cards import KernelCard, kernel_card
 from numba_engine.kernel_lab.observed import ObservedLaunch, ObservingDevice
 from numba_engine.kernel_lab.observed_model import MODELS, TABLE, WEIGHT, ObservedModel
@@ -40,7 +39,7 @@ _EXTRAS = replace(
 def kernel_cards(
     cc: tuple[int, int],
     wanted: Callable[[str], bool] = lambda name: True,
-    formats: Sequence[Format] = (F32, *LAYOUTS),
+    formats: Sequence[Format] = tuple(FORMATS.values()),
     rows: Sequence[int] = FEW_ROWS,
 ) -> list[KernelCard]:
     """Cards of all kernels (or those whose name passes), in the order a forward pass first uses them.

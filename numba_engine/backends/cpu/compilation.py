@@ -1,8 +1,8 @@
 """Compiling kernels and keeping them on disk.
 
 numba's own ``cache=True`` notices edits to the file a function is in, not to the helpers it calls. Here every compiled
-function lives in a folder named after a hash of all sources of this package and of the numba version, so an edit or
-an upgrade anywhere starts afresh and stale code cannot be loaded. The folder is in the user's cache directory, so the
+function lives in a folder named after a hash of all sources of this package, of the formats and of the numba version,
+so an edit or an upgrade anywhere starts afresh and stale code cannot be loaded. The folder is in the user's cache directory, so the
 package itself may be read-only; if no folder is writable, nothing is kept and everything still works.
 """
 
@@ -25,9 +25,11 @@ import platformdirs
 from numba.core import bytecode, caching, ccallback, sigutils
 from numba.core.registry import CPUDispatcher
 
+from numba_engine import formats
 from numba_engine.backends.kept_kernels import warn_not_kept
 
 _PACKAGE = Path(__file__).parent
+_FORMATS = Path(formats.__file__).parent
 
 # numba tells functions of one name apart by a counter that begins at 1 in every process. The counter becomes part of
 # their symbols, so kernels that two processes compiled and kept could define one symbol twice, and a third process that
@@ -78,8 +80,9 @@ def _enable_cache(compiled: Any, function: Callable[..., Any], variant: str) -> 
 def cache_folder() -> Path | None:
     """Where compiled kernels of exactly these sources are kept; None if nowhere is writable."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for package in (_PACKAGE, _FORMATS):
+        for path in sorted(package.rglob("*.py")):
+            digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     name = f"kernels/{digest.hexdigest()[:24]}"
     for find_root in (_user_folder, _temporary_folder):
         try:

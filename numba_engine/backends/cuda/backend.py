@@ -15,14 +15,14 @@ from numba_engine.backends.capture import CaptureBackend, Graph, Pending
 from numba_engine.backends.cuda.arrays import CudaArray, flat, on_device
 from numba_engine.backends.cuda.device import Device, Grid
 from numba_engine.backends.cuda.kernels import advance, read_bandwidth
-from numba_engine.backends.cuda.kernels.packing import LAYOUTS, looked_up_row_bytes, pack
+from numba_engine.backends.cuda.kernels.packing import looked_up_row_bytes, pack
 from numba_engine.backends.cuda.weight_order import WeightOrder
 from numba_engine.backends.kernels import Kernels
 from numba_engine.backends.ops import Op
 from numba_engine.backends.sampling import Sampling
 from numba_engine.config import EngineConfig
 from numba_engine.errors import BackendUnavailableError
-from numba_engine.formats import F32, StoredTensor
+from numba_engine.formats import StoredTensor
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.compiler import Kernel
@@ -80,11 +80,6 @@ class CudaBackend(CaptureBackend):
             raise BackendUnavailableError(
                 f"{name} has {in_features} columns; backend {self.name} takes multiples of 4. Use backend cpu."
             )
-        for tensor in tensors:
-            if tensor.format is not F32 and tensor.format not in LAYOUTS:
-                raise BackendUnavailableError(
-                    f"{tensor.name} is stored as {tensor.format}, which backend {self.name} does not run"
-                )
         segments = []
         for format, group in groupby(tensors, key=lambda tensor: tensor.format):
             parts = [np.asarray(tensor.data) for tensor in group]

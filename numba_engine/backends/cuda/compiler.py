@@ -19,6 +19,7 @@ from numba import cuda
 from numba.cuda import dispatcher
 from numba.cuda.types import void
 
+from numba_engine import formats
 from numba_engine.backends.kept_kernels import warn_not_kept
 
 _KERNELS = "numba_engine.backends.cuda.kernels."
@@ -106,7 +107,7 @@ def _stored(kernel: Kernel, cc: tuple[int, int]) -> Path | None:
 
 @cache
 def _compiler_and_sources(module: str) -> str:
-    """A hash of the compiler's versions, this file, the kernel's file and the kernel files that it imports."""
+    """A hash of the compiler's versions, this file, the formats, its own and the kernel files it imports."""
     digest = hashlib.sha256()
     for package in ("numba-cuda", "numba", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -118,6 +119,7 @@ def _compiler_and_sources(module: str) -> str:
         sources.add(source)
         imported = re.findall(rf"^from {re.escape(_KERNELS)}(\w+) import", source.read_text(), re.MULTILINE)
         found |= {folder / f"{name}.py" for name in imported} - sources
+    sources |= {*Path(formats.__file__).parent.glob("*.py")}  # kernels are made for what they describe
     for source in sorted(sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numba_engine.backends.cuda.kernels.packing import LAYOUTS
 from numba_engine.backends.layers import Attention
-from numba_engine.formats import F32, Format, dequantize, quantize
+from numba_engine.formats import FORMATS, Format, dequantize, quantize
 from tests.kernels.cuda.conftest import backend_on, filled, nmse, normal
 from tests.kernels.cuda.test_attention import Case
 from tests.reference import ops as reference
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.cuda
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(6144, 4096), (1024, 14336)])
-@pytest.mark.parametrize("format", [F32, *LAYOUTS], ids=lambda f: f.name)
+@pytest.mark.parametrize("format", FORMATS.values(), ids=lambda f: f.name)
 def test_linear(rng: np.random.Generator, format: Format, rows: int, columns: int) -> None:
     backend = backend_on("cuda")
     tensor = quantize("w", normal(rng, rows, columns), format)

@@ -37,7 +37,7 @@ from numba_engine.backends.cpu.kernels.linear import (
 )
 from numba_engine.backends.cpu.layout import CHUNK, block_layout
 from numba_engine.backends.cpu.thread_team import ARGS, run
-from numba_engine.formats import Format
+from numba_engine.formats import Format, label
 
 if TYPE_CHECKING:
     from numba_engine.backends.cpu.backend import CpuBackend
@@ -83,7 +83,7 @@ def embedding_kernel(format: Format) -> int:
                 for k in range(hidden):
                     store_f32(out, k, load_f32(out, k) * scale)
 
-    return kernel_address(embedding_rows, "void(int64, int64, int64)", format.name)
+    return kernel_address(embedding_rows, "void(int64, int64, int64)", label(format))
 
 
 def _float_row(format: Format) -> Any:

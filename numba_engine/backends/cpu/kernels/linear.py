@@ -56,7 +56,7 @@ from numba_engine.backends.cpu.kernels.quantize_rows import (
 )
 from numba_engine.backends.cpu.kernels.quantized_dots import Sums, accumulators, dequantized_dots, int8_dots
 from numba_engine.backends.cpu.thread_team import ARGS, NUM_THREADS, announce, run
-from numba_engine.formats import Format
+from numba_engine.formats import Format, label
 
 if TYPE_CHECKING:
     from numba_engine.backends.cpu.backend import CpuBackend
@@ -154,7 +154,7 @@ def linear_kernel(format: Format, x_form: int, isa: InstructionSet) -> int:
                     )
 
     kind = "f32" if x_form == F32 else f"{'int8' if x_form == INT8 else 'bf16'}-{isa}"
-    return kernel_address(linear_items, "void(int64, int64, int64)", f"{format.name}-{kind}")
+    return kernel_address(linear_items, "void(int64, int64, int64)", f"{label(format)}-{kind}")
 
 
 @inner
@@ -323,7 +323,7 @@ def _tile(format: Format, x_form: int, isa: InstructionSet, rows: int, groups: i
                     with otherwise:
                         e.masked_store(total, address, mask, 4)
 
-    return emit(f"tile_{format.name}_{rows}x{groups}", types.void, 11, body)
+    return emit(f"tile_{label(format)}_{rows}x{groups}", types.void, 11, body)
 
 
 def _float_dots(e: Emitter, format: Format, weights: list[ir.Value], in_features: ir.Value, xs: list[ir.Value]) -> Sums:

@@ -19,7 +19,7 @@ from numba import types
 from numba_engine.backends.cpu.compilation import kernel_address, launcher
 from numba_engine.backends.cpu.intrinsics import LANES, Emitter, call_kernel, emit, i8, i16, i32, load_i64
 from numba_engine.backends.cpu.layout import CHUNK, BlockLayout, block_layout
-from numba_engine.formats import Bits, Codes, Format, Scales
+from numba_engine.formats import Bits, Codes, Format, Scales, label
 
 _STRIP_VALUES = 256
 _OUT, _DATA, _ROW_BYTES, _GROUP_BYTES, _SCALE_BYTES, _BLOCKS = range(6)
@@ -62,7 +62,7 @@ def pack_groups_kernel(format: Format) -> int:
                             lane,
                         )
 
-    return kernel_address(pack_group_items, "void(int64, int64, int64)", format.name)
+    return kernel_address(pack_group_items, "void(int64, int64, int64)", label(format))
 
 
 def _block_packer(format: Format, layout: BlockLayout) -> Any:
@@ -93,7 +93,7 @@ def _block_packer(format: Format, layout: BlockLayout) -> Any:
             value = _gather(e, block, word, format.block_bytes, i32)
             e.store(b.xor(value, e.integer(flip, i32)) if flip else value, e.at(of_lane, 64 * vector), 4)
 
-    return emit(f"pack_block_{format.name}", types.void, 4, body)
+    return emit(f"pack_block_{label(format)}", types.void, 4, body)
 
 
 def _fine(e: Emitter, block: ir.Value, scales: Scales, j: int, block_bytes: int) -> ir.Value:

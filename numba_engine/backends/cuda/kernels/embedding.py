@@ -19,16 +19,18 @@ from numba.cuda.types import float32, int32, uint32
 
 from numba_engine.backends.arrays import Array, Weight
 from numba_engine.backends.cuda.compiler import Kernel
+from numba_engine.backends.cuda.kernels.codes import bytes_of, fine_of, part_of, scale_of_bytes, word_of
 from numba_engine.backends.cuda.kernels.intrinsics import (
     as_float,
     float_of_bf16,
     float_of_half,
     fma,
     load_quad,
+    multiply,
     store_quad,
 )
-from numba_engine.backends.cuda.kernels.packing import LAYOUTS, num_units
-from numba_engine.formats import F16, F32, Q4_1, Q8_0, Format
+from numba_engine.backends.cuda.kernels.packing import layout_of, num_units
+from numba_engine.formats import F16, F32, Format, label
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.backend import CudaBackend
@@ -50,7 +52,7 @@ def embedding_kernel(format: Format) -> Kernel:
         store_quad(out, uint32(token * hidden + column), scaled)
 
     arguments = (float32[::1], int32[::1], uint32[::1], uint32, uint32, float32)
-    return Kernel(f"embedding_{format.name.lower()}", embedding, arguments, THREADS)
+    return Kernel(f"embedding_{label(format)}", embedding, arguments, THREADS)
 
 
 @cuda.jit(device=True, inline="always")
@@ -59,24 +61,16 @@ def _f32(table, row, column, hidden, units):  # type: ignore[no-untyped-def]
     return as_float(words[0]), as_float(words[1]), as_float(words[2]), as_float(words[3])
 
 
-@cuda.jit(device=True, inline="always")
-def _share(row, column, units):  # type: ignore[no-untyped-def]
-    """Of the row's tile: its unit, and in it group, lane and half of the quad at ``column``."""
-    unit = uint32(uint32(row >> uint32(4)) * units + (column >> uint32(6)))
-    group = uint32(uint32(column >> uint32(5)) & uint32(1))
-    lane = uint32(uint32(row & uint32(7)) * uint32(4) + (uint32(column >> uint32(3)) & uint32(3)))
-    return unit, group, lane, uint32(uint32(row >> uint32(3)) & uint32(1))
-
-
 def _halves(format: Format) -> Any:
     to_float = float_of_half if format is F16 else float_of_bf16
-    unit_words = LAYOUTS[format].unit_words
+    unit_words = layout_of(format).unit_words
 
     @cuda.jit(device=True, inline="always")
     def read(table, row, column, hidden, units):  # type: ignore[no-untyped-def]
-        unit, group, lane, half = _share(row, column, units)
-        load = uint32(group * uint32(2) + (uint32(column >> uint32(2)) & uint32(1)))
-        place = uint32(unit * uint32(unit_words) + uint32(load * uint32(32) + lane) * uint32(4) + half)
+        unit, group, h = _unit_of(row, column, units)
+        t, i = uint32(uint32(column >> uint32(3)) & uint32(3)), uint32(uint32(column >> uint32(2)) & uint32(1))
+        lane, load = uint32(uint32(row & uint32(7)) * uint32(4) + t), uint32(group * uint32(2) + i)
+        place = uint32(unit * uint32(unit_words) + uint32(load * uint32(32) + lane) * uint32(4) + h)
         first, second = table[place], table[uint32(place + uint32(2))]
         return to_float(first, 0), to_float(first, 1), to_float(second, 0), to_float(second, 1)
 
@@ -84,44 +78,78 @@ def _halves(format: Format) -> Any:
 
 
 def _quantized(format: Format) -> Any:
-    is_q8, has_minima = format is Q8_0, format is Q4_1
-    layout = LAYOUTS[format]
-    unit_words, weight_words = layout.unit_words, layout.weight_words
-    scale_words = layout.scale_words // 16
-    # A nibble goes to the top of a signed word (Q4_0) or of an unsigned one, a byte to that of a signed one.
-    width = 8 if is_q8 else 4
+    assert format.codes
+    codes, layout = format.codes, layout_of(format)
+    is_split, has_fine, has_minima = layout.run == 16, layout.fine_words > 0, format.minima is not None
+    has_fine_minima = bool(format.minima and format.minima.fine)
+    unit_words, coarse_words, fine_words = layout.unit_words, layout.coarse_words, layout.fine_words
+    coarse_at, coarse_stride = layout.weight_words, coarse_words // 2 if format.block_size == 32 else 0
+    fine_at = coarse_at + 8 * coarse_words
+    code_scale = scale_of_bytes(codes)
+    as_bytes, fine = bytes_of(codes), fine_of(format)
+    first, *others = layout.planes
+    second = others[0] if others else 0
+    read_first, read_second = _plane(first, 0, 0), _plane(second or first, first, 32 * first)
 
     @cuda.jit(device=True, inline="always")
     def read(table, row, column, hidden, units):  # type: ignore[no-untyped-def]
-        unit, group, lane, half = _share(row, column, units)
-        eighth = uint32(uint32(column >> uint32(2)) & uint32(1))
-        first = uint32(unit * uint32(unit_words))
-        if is_q8:
-            word = table[uint32(first + uint32(group * uint32(32) + lane) * uint32(4) + eighth * uint32(2) + half)]
-        else:
-            word = table[uint32(first + uint32(lane * uint32(2) + group) * uint32(2) + half)]
-            word = uint32(word >> (eighth * uint32(4)))
-        g = uint32(lane >> uint32(2))
-        place = uint32(first + uint32(weight_words) + uint32(g * uint32(2) + group) * uint32(scale_words))
-        scale = float_of_half(table[place], half)
-        minimum = float32(0)
+        unit, group, h = _unit_of(row, column, units)
+        t, i = uint32(uint32(column >> uint32(3)) & uint32(3)), uint32(uint32(column >> uint32(2)) & uint32(1))
+        if is_split:
+            t, i = uint32(uint32(column >> uint32(2)) & uint32(3)), uint32(uint32(column >> uint32(4)) & uint32(1))
+        g, start = uint32(row & uint32(7)), uint32(unit * uint32(unit_words))
+        lane = uint32(g * uint32(4) + t)
+        code = read_first(table, start, lane, group, i, h)
+        if second:
+            code = uint32(code | read_second(table, start, lane, group, i, h))
+        word = as_bytes(code)
+        coarse = uint32(start + uint32(coarse_at) + g * uint32(coarse_words) + group * uint32(coarse_stride))
+        to_fine = uint32(start + uint32(fine_at) + g * uint32(fine_words))
+        scale, minimum = float_of_half(table[coarse], h), float32(0)
+        if has_fine:
+            scale = multiply(scale, fine(table, to_fine, 0, group, i, h))
+        scale = multiply(scale, float32(code_scale))
         if has_minima:
-            minimum = float_of_half(table[uint32(place + uint32(1))], half)
+            minimum = float_of_half(table[uint32(coarse + uint32(1))], h)
+            if has_fine_minima:
+                minimum = multiply(minimum, fine(table, to_fine, 1, group, i, h))
         return (
-            fma(scale, _integer(word, 0), minimum),
-            fma(scale, _integer(word, 1), minimum),
-            fma(scale, _integer(word, 2), minimum),
-            fma(scale, _integer(word, 3), minimum),
+            fma(scale, _signed_byte(word, 0), minimum),
+            fma(scale, _signed_byte(word, 1), minimum),
+            fma(scale, _signed_byte(word, 2), minimum),
+            fma(scale, _signed_byte(word, 3), minimum),
         )
 
+    return read
+
+
+def _plane(bits: int, low: int, at: int) -> Any:
+    """Of a quad's codes, the part in the plane that begins ``at`` words into the unit."""
+    per_lane, of_load = min(bits, 4), 128 if bits == 8 else 0
+    word_of_quad, part = word_of(bits), part_of(bits, low)
+
     @cuda.jit(device=True, inline="always")
-    def _integer(word, i):  # type: ignore[no-untyped-def]
-        top = uint32(word << uint32(32 - width - 8 * i))
-        if has_minima:
-            return float32(uint32(top >> uint32(32 - width)))
-        return float32(int32(int32(top) >> int32(32 - width)))
+    def read(table, start, lane, group, i, h):  # type: ignore[no-untyped-def]
+        place = uint32(start + uint32(at) + lane * uint32(per_lane))
+        if of_load:  # each group is a load
+            place = uint32(place + group * uint32(of_load) + word_of_quad(0, i, h))
+        else:
+            place = uint32(place + word_of_quad(group, i, h))
+        return part(table[place], group, i, h)
 
     return read
+
+
+@cuda.jit(device=True, inline="always")
+def _unit_of(row, column, units):  # type: ignore[no-untyped-def]
+    """Of the row's tile: its unit, and in it the group of the column and the half of the row."""
+    unit = uint32(uint32(row >> uint32(4)) * units + (column >> uint32(6)))
+    return unit, uint32(uint32(column >> uint32(5)) & uint32(1)), uint32(uint32(row >> uint32(3)) & uint32(1))
+
+
+@cuda.jit(device=True, inline="always")
+def _signed_byte(word, i):  # type: ignore[no-untyped-def]
+    return float32(int32(int32(uint32(word << uint32(24 - 8 * i))) >> int32(24)))
 
 
 def launch(backend: CudaBackend, out: Array, token_ids: Array, table: Weight, scale: float) -> None:

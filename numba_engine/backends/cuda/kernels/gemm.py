@@ -4,7 +4,7 @@ Arrays (all flat)
     out      float32 [num_rows, out_stride], columns out_offset … out_offset + out_features
     x        float32 [num_rows, in_features], in_features a multiple of 4
     staged   uint32 [32-row tile of x][step][words]: x in two planes, in the order in which B is read (``planes.py``)
-    weights  uint32, packed (``packing.py``): F16, BF16, Q8_0, Q4_0 or Q4_1
+    weights  uint32, packed (``packing.py``): of any format but F32
     bias     float32 [out_stride] (read if has_bias)
 
 ``stage_planes`` splits x once and writes of each step (32 columns; 64 for quantised formats) and 32 rows the 4 KB, and
@@ -36,13 +36,13 @@ from numba.cuda.types import float32, uint32, uint64
 
 from numba_engine.backends.arrays import Array, Segment
 from numba_engine.backends.cuda.compiler import Kernel
-from numba_engine.backends.cuda.kernels.intrinsics import address_of, load_quad, store_quad
-from numba_engine.backends.cuda.kernels.packing import LAYOUTS, num_tiles, num_units
-from numba_engine.backends.cuda.kernels.planes import Planes, float_planes, int8_planes
-from numba_engine.backends.cuda.kernels.streaming import read_plain
+from numba_engine.backends.cuda.kernels.intrinsics import load_quad, store_quad
+from numba_engine.backends.cuda.kernels.packing import num_tiles, num_units
+from numba_engine.backends.cuda.kernels.planes import Planes
+from numba_engine.backends.cuda.kernels.streaming import planes_of, read_plain
 from numba_engine.backends.cuda.kernels.tensor_cores import commit_copies, copy_async, shared_address, wait_for_copies
 from numba_engine.backends.cuda.kernels.unrolling import static_range, unroll
-from numba_engine.formats import F16, Format
+from numba_engine.formats import F16, Format, label
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.backend import CudaBackend
@@ -61,7 +61,7 @@ STAGING_WARPS = STAGING_THREADS // 32
 
 @cache
 def _planes(format: Format, rows: int = ROWS) -> Planes:
-    return (int8_planes if format.is_quantized else float_planes)(format, rows, read_plain)
+    return planes_of(format, rows, read_plain)
 
 
 def _num_row_tiles(num_rows: int) -> int:
@@ -145,7 +145,7 @@ def stage_planes_kernel(format: Format) -> Kernel:
             unit = uint32(unit + warps_per_slice * uint32(chunk_units))
 
     arguments = (uint32[::1], float32[::1], *[uint32] * 3)
-    return Kernel(f"gemm_stage_{format.name.lower()}", stage_planes, arguments, STAGING_THREADS)
+    return Kernel(f"gemm_stage_{label(format)}", stage_planes, arguments, STAGING_THREADS)
 
 
 @cache
@@ -153,21 +153,12 @@ def gemm_kernel(format: Format) -> Kernel:
     planes = _planes(format)
     steps_per_unit, words, num_sums = 64 // planes.step, planes.staged_words, planes.num_sums
     depth, set_words, step_bytes = 2 * steps_per_unit, 2 * planes.tile_words, 4 * planes.step_words
-    unit_words, weight_words = LAYOUTS[format].unit_words, LAYOUTS[format].weight_words
-    row_scale_words = LAYOUTS[format].scale_words // 8
     tile_quads = steps_per_unit * words // 4  # of x, of a unit and 32 rows
     buffer_words = ROW_WARPS * 4 * tile_quads
     memory_words, ring_words = 2 * buffer_words, depth * set_words
     groups = ROWS // 4
     num_totals = 4 * groups
-    load, multiply_step, total = planes.load, planes.multiply, planes.total
-
-    @cuda.jit(device=True, forceinline=True)
-    def places(weights, unit, lane):  # type: ignore[no-untyped-def]
-        """Byte addresses of the lane's first weights of a unit, and of its scales."""
-        first = uint32(unit * uint32(unit_words))
-        own = uint32(first + uint32(weight_words) + uint32(lane >> uint32(2)) * uint32(row_scale_words))
-        return address_of(weights, uint32(first + lane * uint32(4))), address_of(weights, own)
+    places, load, multiply_step, total = planes.places, planes.load, planes.multiply, planes.total
 
     @cuda.jit(device=True, forceinline=True)
     def copy_unit(target, staged, first_tile, unit, units):  # type: ignore[no-untyped-def]
@@ -208,15 +199,15 @@ def gemm_kernel(format: Format) -> Kernel:
         units = uint32(uint32(in_features + uint32(63)) >> uint32(6))
         steps = uint32(units * uint32(steps_per_unit))
         tile = uint32(min(pair, uint32(num_pairs - uint32(1))) * uint32(2))
-        weights_a, scales_a = places(weights, uint32(tile * units), lane)
-        weights_b, scales_b = places(weights, uint32(tile * units + units), lane)
+        places_a = places(weights, uint32(tile * units), lane)
+        places_b = places(weights, uint32(tile * units + units), lane)
         target = shared_address(memory)
         copy_unit(target, staged, row_tile, uint32(0), units)
         for j in static_range(depth - 1):
             if uint32(j) < steps:
                 skip = uint64(step_bytes * j)
-                load(ring, set_words * j, 0, weights_a + skip, scales_a + skip)
-                load(ring, set_words * j, 1, weights_b + skip, scales_b + skip)
+                load(ring, set_words * j, 0, places_a, skip)
+                load(ring, set_words * j, 1, places_b, skip)
         for i in range(num_totals):
             totals[i] = float32(0)
         for i in range(num_sums):
@@ -237,8 +228,8 @@ def gemm_kernel(format: Format) -> Kernel:
                         if ahead < steps:
                             at = set_words * ((u * steps_per_unit + j + depth - 1) % depth)
                             skip = uint64(ahead) * uint64(step_bytes)
-                            load(ring, at, 0, weights_a + skip, scales_a + skip)
-                            load(ring, at, 1, weights_b + skip, scales_b + skip)
+                            load(ring, at, 0, places_a, skip)
+                            load(ring, at, 1, places_b, skip)
                         at = set_words * (u * steps_per_unit + j)
                         multiply_step(sums, ring, at, memory, uint32(base + uint32(words * j)), uint32(0), 0, lane)
                     unit = uint32(unit + uint32(1))
@@ -269,7 +260,7 @@ def gemm_kernel(format: Format) -> Kernel:
                             )
 
     arguments = (float32[::1], uint32[::1], uint32[::1], float32[::1], *[uint32] * 8)
-    return Kernel(f"gemm_{format.name.lower()}", gemm, arguments, THREADS)
+    return Kernel(f"gemm_{label(format)}", gemm, arguments, THREADS)
 
 
 def launch(

@@ -78,9 +78,10 @@ def _load_at(count: int) -> Any:
     def load_at(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             results = ", ".join(f"${i}" for i in range(count))
-            text = f"ld.global.nc.L1::no_allocate.L2::256B.v{count}.u32 {{{results}}}, [${count}];"
+            vector, results = (f".v{count}", f"{{{results}}}") if count > 1 else ("", results)
+            text = f"ld.global.nc.L1::no_allocate.L2::256B{vector}.u32 {results}, [${count}];"
             words = _asm(builder, text, _I32, count, args, [_I64], volatile=True)
-            parts = [builder.extract_value(words, i) for i in range(count)]
+            parts = [builder.extract_value(words, i) for i in range(count)] if count > 1 else [words]
             return context.make_tuple(builder, signature.return_type, parts)
 
         return UniTuple(uint32, count)(uint64), generate
@@ -93,6 +94,9 @@ load_weights_at = _load_at(4)
 
 load_weight_pair_at = _load_at(2)
 """As ``load_weights_at``, 2 × uint32."""
+
+load_weight_at = _load_at(1)
+"""As ``load_weights_at``, one uint32, in a tuple."""
 
 
 @intrinsic
@@ -142,23 +146,25 @@ def store_pair(typing_context: Any, array: Any, index: Any, pair: Any) -> Any:
     return void(array, uint32, UniTuple(array.dtype, 2)), generate
 
 
-def _multiply_accumulate(shape_and_types: str, element: Any) -> Any:
-    """mma.sync with the fragments of a lane as tuples: (a [4], b [2], c [4]) -> [4]."""
-    type = _F32 if element is float32 else _I32
+def _multiply_accumulate(shape_and_types: str, element: Any, a_words: int = 4) -> Any:
+    """mma.sync with the fragments of a lane as tuples: (a [a_words], b [a_words / 2], c [4]) -> [4]."""
+    type, b_words = _F32 if element is float32 else _I32, a_words // 2
 
     @intrinsic
     def multiply_accumulate(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            text = (
-                f"mma.sync.aligned.{shape_and_types} {{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};"
-            )
-            values = [v for arg, n in zip(args, (4, 2, 4), strict=True) for v in cgutils.unpack_tuple(builder, arg, n)]
+            sizes = (a_words, b_words, 4)
+            numbers = iter(range(4 + sum(sizes)))
+            d, a, b, c = ("{" + ",".join(f"${next(numbers)}" for _ in range(size)) + "}" for size in (4, *sizes))
+            text = f"mma.sync.aligned.{shape_and_types} {d}, {a}, {b}, {c};"
+            values = [v for arg, n in zip(args, sizes, strict=True) for v in cgutils.unpack_tuple(builder, arg, n)]
             sums = _asm(builder, text, type, 4, values, [value.type for value in values], volatile=False)
             return context.make_tuple(
                 builder, signature.return_type, [builder.extract_value(sums, i) for i in range(4)]
             )
 
-        return UniTuple(element, 4)(UniTuple(uint32, 4), UniTuple(uint32, 2), UniTuple(element, 4)), generate
+        fragments = UniTuple(uint32, a_words), UniTuple(uint32, b_words), UniTuple(element, 4)
+        return fragments[2](*fragments), generate
 
     return multiply_accumulate
 
@@ -171,6 +177,9 @@ mma_f16 = _multiply_accumulate("m16n8k16.row.col.f32.f16.f16.f32", float32)
 
 mma_s8 = _multiply_accumulate("m16n8k32.row.col.s32.s8.s8.s32", int32)
 """mma_s8(a, b, c): c + a b, a 16×32 and b 32×8 signed bytes, c int32; exact."""
+
+mma_s8_16 = _multiply_accumulate("m16n8k16.row.col.s32.s8.s8.s32", int32, a_words=2)
+"""As ``mma_s8``, a 16×16 and b 16×8."""
 
 
 def _operation(returned: Any, arguments: list[Any], build: Callable[..., Any]) -> Any:

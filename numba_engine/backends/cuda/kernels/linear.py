@@ -3,7 +3,7 @@
 Arrays (all flat)
     out      float32 [num_rows, out_stride], columns out_offset … out_offset + out_features
     x        float32 [num_rows, in_features], in_features a multiple of 4
-    weights  uint32, packed (``packing.py``): F16, BF16, Q8_0, Q4_0 or Q4_1 (F32: ``linear_f32.py``)
+    weights  uint32, packed (``packing.py``), of any format but F32 (``linear_f32.py``)
     bias     float32 [out_stride] (read if has_bias)
 
 The loop is that of ``streaming``, the arithmetic that of ``planes``. A block makes 32 neighbouring outputs for up to 16
@@ -29,7 +29,7 @@ from numba_engine.backends.cuda.kernels.linear_f32 import ROWS, linear_f32_kerne
 from numba_engine.backends.cuda.kernels.packing import num_tiles
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
-from numba_engine.formats import F32, Format
+from numba_engine.formats import F32, Format, label
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.backend import CudaBackend
@@ -86,7 +86,7 @@ def linear_kernel(format: Format, tokens: int) -> Kernel:
         )
 
     arguments = (float32[::1], float32[::1], uint32[::1], float32[::1], *[uint32] * 8, uint32[::1], uint32)
-    return Kernel(f"linear_{format.name.lower()}_x{tokens}", unroll_into(linear, body), arguments, THREADS, MIN_BLOCKS)
+    return Kernel(f"linear_{label(format)}_x{tokens}", unroll_into(linear, body), arguments, THREADS, MIN_BLOCKS)
 
 
 def launch(backend: CudaBackend, out: Array, x: Array, weight: Weight, bias: Array | None = None) -> None:

@@ -23,7 +23,7 @@ from numba_engine.backends.cuda.kernels.packing import TILE_ROWS
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.backends.layers import Activation, GatedMlp
-from numba_engine.formats import Format
+from numba_engine.formats import Format, label
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.backend import CudaBackend
@@ -54,7 +54,7 @@ def norm_gate_up_act_kernel(format: Format, tokens: int, activation: Activation)
         )  # fmt: skip
 
     arguments = (float32[::1], float32[::1], float32[::1], uint32[::1], float32, *[uint32] * 4, uint32[::1], uint32)
-    name = name_with(activation, f"norm_gate_up_act_{format.name.lower()}_x{tokens}")
+    name = name_with(activation, f"norm_gate_up_act_{label(format)}_x{tokens}")
     return Kernel(name, unroll_into(norm_gate_up_act, body), arguments, THREADS, MIN_BLOCKS)
 
 

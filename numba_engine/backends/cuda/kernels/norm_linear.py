@@ -30,7 +30,7 @@ from numba_engine.backends.cuda.kernels.streaming import (
     tokens_for,
 )
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
-from numba_engine.formats import F32, Format
+from numba_engine.formats import F32, Format, label
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.backend import CudaBackend
@@ -50,7 +50,7 @@ def norm_linear_kernel(format: Format, tokens: int, is_gathered: bool) -> Kernel
         )  # fmt: skip
 
     arrays = (float32[::1], float32[::1], int32[::1], float32[::1], uint32[::1], float32[::1])
-    name = f"norm_linear_{format.name.lower()}{'_rows' if is_gathered else ''}_x{tokens}"
+    name = f"norm_linear_{label(format)}{'_rows' if is_gathered else ''}_x{tokens}"
     return Kernel(
         name,
         unroll_into(norm_linear, body),

@@ -30,7 +30,7 @@ from numba_engine.backends.cuda.kernels.store_kv import head_in_slot, stored
 from numba_engine.backends.cuda.kernels.streaming import MIN_BLOCKS, THREADS, ahead_of, stream, stream_grid, tokens_for
 from numba_engine.backends.cuda.kernels.unrolling import unroll_into
 from numba_engine.backends.layers import Attention, Layer
-from numba_engine.formats import Format
+from numba_engine.formats import Format, label
 
 if TYPE_CHECKING:
     from numba_engine.backends.cuda.backend import CudaBackend
@@ -101,7 +101,7 @@ def norm_qkv_rope_store_kernel(format: Format, tokens: int, is_half: bool) -> Ke
     cache_type = (uint16 if is_half else float32)[::1]
     outputs = (float32[::1], cache_type, cache_type)
     inputs = (float32[::1], float32[::1], uint32[::1], float32[::1], float32[::1], float32[::1], int32[::1], int32[::1])
-    name = f"norm_qkv_rope_store_{format.name.lower()}_{'f16' if is_half else 'f32'}_x{tokens}"
+    name = f"norm_qkv_rope_store_{label(format)}_{'f16' if is_half else 'f32'}_x{tokens}"
     arguments = (*outputs, *inputs, float32, *[uint32] * 10, uint32[::1], uint32)
     return Kernel(name, unroll_into(norm_qkv_rope_store, body), arguments, THREADS, MIN_BLOCKS)
 

@@ -41,9 +41,10 @@ from numba.cuda.types import float32, uint32, uint64
 
 from numba_engine.backends.arrays import Array
 from numba_engine.backends.cuda.device import Device
-from numba_engine.backends.cuda.kernels.intrinsics import address_of, as_bits, as_float, load_quad, multiply, prefetch
-from numba_engine.backends.cuda.kernels.packing import LAYOUTS
-from numba_engine.backends.cuda.kernels.planes import float_planes, int8_planes
+from numba_engine.backends.cuda.kernels.float_planes import float_planes
+from numba_engine.backends.cuda.kernels.int8_planes import int8_planes
+from numba_engine.backends.cuda.kernels.intrinsics import as_bits, as_float, load_quad, multiply, prefetch
+from numba_engine.backends.cuda.kernels.planes import Planes
 from numba_engine.backends.cuda.kernels.reductions import inverse_rms, sum_of_squares
 from numba_engine.backends.cuda.kernels.unrolling import static_range
 from numba_engine.formats import Format
@@ -75,6 +76,10 @@ def stream_grid(device: Device, num_pairs: int, num_rows: int, tokens: int) -> t
 
 def tokens_for(num_rows: int) -> int:
     return next((tokens for tokens in TOKENS if tokens >= num_rows), TOKENS[-1])
+
+
+def planes_of(format: Format, tokens: int, read: Any) -> Planes:
+    return (int8_planes if format.is_quantized else float_planes)(format, tokens, read)
 
 
 @cuda.jit(device=True, inline="always")
@@ -138,7 +143,7 @@ def stream(
     """
     row_of = listed_row if is_gathered else own_row
     read = _normed(row_of) if is_normed else read_plain
-    planes = (int8_planes if format.is_quantized else float_planes)(format, tokens, read)
+    planes = planes_of(format, tokens, read)
     depth = 4 if tokens <= 4 and planes.tile_words <= 8 else 2  # what the registers hold
     step_bytes, set_words = 4 * planes.step_words, 2 * planes.tile_words
     ring_words, num_sums = depth * set_words, planes.num_sums
@@ -149,24 +154,10 @@ def stream(
     partials_at, partials_stride = (WARPS * staged_words, 2 * outputs) if keeps_x else (0, staged_words)
     norms_at = WARPS * staged_words + (WARPS * 2 * outputs if keeps_x else 0)
     memory_words = norms_at + (9 * tokens if is_normed else 0)
-    load, prepare, stage, multiply_step, total = (
-        planes.load,
-        planes.prepare,
-        planes.stage,
-        planes.multiply,
-        planes.total,
-    )
+    places, load, prepare = planes.places, planes.load, planes.prepare
+    stage, multiply_step, total = planes.stage, planes.multiply, planes.total
     del planes
-    unit_words, weight_words = LAYOUTS[format].unit_words, LAYOUTS[format].weight_words
-    row_scale_words = LAYOUTS[format].scale_words // 8
     is_single, token_mask = tokens == 1, min(tokens, 4) - 1
-
-    @cuda.jit(device=True, forceinline=True)
-    def places(weights, unit, lane):  # type: ignore[no-untyped-def]
-        """Byte addresses of the lane's first weights of a unit, and of its scales."""
-        first = uint32(unit * uint32(unit_words))
-        own = uint32(first + uint32(weight_words) + uint32(lane >> uint32(2)) * uint32(row_scale_words))
-        return address_of(weights, uint32(first + lane * uint32(4))), address_of(weights, own)
 
     @cuda.jit(device=True, forceinline=True)
     def normalise(memory, x, norm, size, first_row, num_rows, thread):  # type: ignore[no-untyped-def]
@@ -201,13 +192,13 @@ def stream(
 
         pair = uint32(cuda.blockIdx.x)
         tile_a, tile_b = tiles_of(pair, shape)
-        weights_a, scales_a = places(weights, uint32(tile_a * units + first_unit), lane)
-        weights_b, scales_b = places(weights, uint32(tile_b * units + first_unit), lane)
+        places_a = places(weights, uint32(tile_a * units + first_unit), lane)
+        places_b = places(weights, uint32(tile_b * units + first_unit), lane)
         for j in static_range(depth - 1):
             if uint32(j) < steps:
                 skip = uint64(step_bytes * j)
-                load(ring, set_words * j, 0, weights_a + skip, scales_a + skip)
-                load(ring, set_words * j, 1, weights_b + skip, scales_b + skip)
+                load(ring, set_words * j, 0, places_a, skip)
+                load(ring, set_words * j, 1, places_b, skip)
         if is_normed:
             normalise(memory, x, norm, in_features, first_row, num_rows, thread)
             source = (in_features, norm, uint32(norms_at))
@@ -237,8 +228,8 @@ def stream(
                             if coming < steps:
                                 at = set_words * ((j + depth - 1) % depth)
                                 skip = uint64(coming) * uint64(step_bytes)
-                                load(ring, at, 0, weights_a + skip, scales_a + skip)
-                                load(ring, at, 1, weights_b + skip, scales_b + skip)
+                                load(ring, at, 0, places_a, skip)
+                                load(ring, at, 1, places_b, skip)
                             multiply_step(sums, ring, set_words * j, memory, base, uint32(step - chunk), j % 2, lane)
                             step = uint32(step + uint32(1))
                 chunk = end
@@ -247,13 +238,13 @@ def stream(
             pair = uint32(pair + uint32(cuda.gridDim.x))
             if pair < num_pairs:
                 tile_a, tile_b = tiles_of(pair, shape)
-                weights_a, scales_a = places(weights, uint32(tile_a * units + first_unit), lane)
-                weights_b, scales_b = places(weights, uint32(tile_b * units + first_unit), lane)
+                places_a = places(weights, uint32(tile_a * units + first_unit), lane)
+                places_b = places(weights, uint32(tile_b * units + first_unit), lane)
                 for j in static_range(depth - 1):
                     if uint32(j) < steps:
                         skip = uint64(step_bytes * j)
-                        load(ring, set_words * j, 0, weights_a + skip, scales_a + skip)
-                        load(ring, set_words * j, 1, weights_b + skip, scales_b + skip)
+                        load(ring, set_words * j, 0, places_a, skip)
+                        load(ring, set_words * j, 1, places_b, skip)
 
             if not keeps_x:
                 cuda.syncwarp()
