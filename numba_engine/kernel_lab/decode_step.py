@@ -228,7 +228,8 @@ def _model_step(
 
 
 def _count(launch: ObservedLaunch, num_layers: int) -> int:
-    """How often a step makes a launch like this one. Labels begin with the op's name."""
+    """How often a step makes a launch like this one. Labels begin with the name of the op that the decoder called, or
+    in a layer of one that it is composed of."""
     op = OPS[launch.label.partition(" ")[0]]
     return num_layers if op.place.is_in_layer else 1
 

@@ -65,7 +65,7 @@ class ObservedModel:
     """One layer of a model, its embedding and its head, on a device that looks at samples of each launch.
 
     The layers of the real model all launch the same. Steps go through the real decoder; ``ObservedLaunch.label`` is the
-    op that it called, for ``linear_add`` with the weight.
+    op that it called, for ``linear_add`` with the weight; of an op that is composed after the layers, both.
     """
 
     def __init__(
@@ -178,19 +178,23 @@ class ObservedModel:
 class _Labelling:
     """A backend that tells the device which op is called."""
 
-    def __init__(self, backend: CudaBackend, device: ObservingDevice) -> None:
+    def __init__(self, backend: CudaBackend, device: ObservingDevice, within: str = "") -> None:
         self._backend = backend
         self._device = device
+        self._within = within
+        """Begins all labels."""
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._backend, name)
 
         if name in OPS and OPS[name].is_fused and not self._backend.fuses(OPS[name]):
-            return partial(OPS[name].compose, self)
+            after_layers = _Labelling(self._backend, self._device, f"{name} ")
+            return partial(OPS[name].compose, self if OPS[name].place.is_in_layer else after_layers)
 
         def call(*args: Any) -> Any:
             weight = next((arg.name for arg in args if isinstance(arg, Weight)), "")
-            self._device.label = f"{name} {weight.removeprefix(WEIGHT).strip()}" if name == "linear_add" else name
+            label = f"{name} {weight.removeprefix(WEIGHT).strip()}" if name == "linear_add" else name
+            self._device.label = self._within + label
             return method(*args)
 
         return call if callable(method) else method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from numba_engine.formats import BF16, Q8_0
 from numba_engine.kernel_lab import decode_step
 from numba_engine.kernel_lab.decode_step import IssueSum, ModelStep, observe_decode
 from numba_engine.kernel_lab.kernel_model import MODELLED_GPUS
+from numba_engine.kernel_lab.observed_model import MODELS
 from numba_engine.kernel_lab.step_tables import step_record
 
 pytestmark = [
@@ -78,6 +80,20 @@ def test_the_head_streams_its_weights_at_nearly_the_speed_of_a_plain_read(step: 
     assert step.launches[head].weight_bytes - 128256 * 2048 * 2 in (0, 2048 * 4), "with its norm, if that is fused"
     for gpu in MODELLED_GPUS.values():
         assert step.predictions(gpu)[head].memory_share > 0.85
+
+
+@pytest.mark.parametrize("fusion", [True, False])
+def test_the_head_counts_once_fused_or_not(monkeypatch: pytest.MonkeyPatch, fusion: bool) -> None:
+    layers, hidden, intermediate, vocab = 3, 256, 512, 1024
+    llama = MODELS["llama-3.2-1b"]
+    layer = replace(llama.layers[0], intermediate_size=intermediate)
+    small = replace(llama, hidden_size=hidden, layers=(layer,) * layers, vocab_size=vocab)
+    monkeypatch.setattr(decode_step, "MODELS", {"small": small})
+    step = observe_decode("small", BF16, (9, 0), context=16, fusion=fusion)
+    q, kv = 32 * 64, 8 * 64
+    weights = layers * ((q + 2 * kv) * hidden + hidden * q + 3 * intermediate * hidden) + vocab * hidden
+    counted = sum(launch.count * launch.weight_bytes for launch in step.launches)
+    assert 2 * weights <= counted <= 2 * weights + (2 * layers + 3) * hidden * 4
 
 
 def test_the_command_predicts_steps(step: ModelStep, monkeypatch: pytest.MonkeyPatch) -> None:
