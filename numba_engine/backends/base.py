@@ -83,14 +83,13 @@ class Backend(ABC):
 
     # ---- running ops -----------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def run(self, op: Op, args: tuple[Any, ...]) -> Any:
         """Every call of an op comes here. A fused op that the backend has no kernel for is composed."""
-        assert op.is_fused, f"backend {self.name} has no {op.name}"
-        return op.compose(self, *args)
 
     def fuses(self, op: Op) -> bool:
         """Whether a fused op runs as one here, and not as the ops that it fuses."""
-        return getattr(type(self), op.name) is not getattr(Backend, op.name)
+        return False
 
     # ---- unfused ops -----------------------------------------------------------------------------------------------
 

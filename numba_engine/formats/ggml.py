@@ -76,7 +76,7 @@ FORMATS = {format.name: format for format in (F32, F16, BF16, Q8_0, Q4_0, Q4_1, 
 
 
 def label(format: Format) -> str:
-    """For the names of kernels and of what is kept of them: a format's name; of one that is not here, its content too."""
+    """For names of kernels and of what is kept of them: the format's; of one that is not here, its content too."""
     if FORMATS.get(format.name) is format:
         return format.name.lower()
     made_of = repr((format.block_size, format.block_bytes, format.codes, format.scales, format.minima))

@@ -14,7 +14,7 @@ from tests.profiling.idle_backend import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, QKV,
 
 
 def test_every_op_has_a_formula_with_its_own_signature() -> None:
-    assert len(OPS) == 17
+    assert OPS
     for name, op in OPS.items():
         assert tuple(inspect.signature(op.traffic).parameters) == op.parameters, name
         assert op.traffic.__name__ == name

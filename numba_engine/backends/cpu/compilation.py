@@ -2,8 +2,8 @@
 
 numba's own ``cache=True`` notices edits to the file a function is in, not to the helpers it calls. Here every compiled
 function lives in a folder named after a hash of all sources of this package, of the formats and of the numba version,
-so an edit or an upgrade anywhere starts afresh and stale code cannot be loaded. The folder is in the user's cache directory, so the
-package itself may be read-only; if no folder is writable, nothing is kept and everything still works.
+so an edit or an upgrade anywhere starts afresh and stale code cannot be loaded. The folder is in the user's cache
+directory, so the package itself may be read-only; if no folder is writable, nothing is kept and everything still works.
 """
 
 from __future__ import annotations
