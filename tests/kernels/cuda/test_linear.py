@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -33,7 +35,7 @@ NUM_TOKENS = [(f, n) for f in FORMATS for n in ((1, 3, 7, 13) if f in (BF16, Q4_
 """1, 3, 7 and 13 rows are kernels of their own. They differ alike in every format, so two formats try all of them."""
 NMSE = {BF16: 2e-11, F16: 1e-12}
 """x in two planes of bfloat16 keeps 17 of its bits, in two of half 22; and float32 sums."""
-WIDENED = {Q4_K: 640 / 576, Q6_K: 864 / 840}
+WIDENED = {Q4_K: Fraction(640, 576), Q6_K: Fraction(864, 840)}
 """Bytes on the device for one in the file: coarse scales stand in each unit, fine ones of 6 bits are bytes."""
 SHAPES = [(1, 32), (7, 96), (33, 576), (257, 160), (12, 4352)]  # out_features, in_features
 FLOAT_SHAPES = [(1, 4), (7, 36), (33, 260), (257, 64), (12, 4100)]
