@@ -67,6 +67,7 @@ def test_a_model_streams_as_many_bytes_as_its_shape_says() -> None:
     assert (backend.download(first) == backend.download(second)).all()
 
 
+@pytest.mark.kernels
 def test_copies_lie_elsewhere() -> None:
     backend = make_backend(dry_run=True)
     weight = random_model(backend, replace(CONFIGS["tiny"], vocab_size=32), Q4_0).lm_head

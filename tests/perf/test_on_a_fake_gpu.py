@@ -59,6 +59,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
     return CudaBackend(CudaDevice(), EngineConfig(kv_cache_dtype="float16"), name="cuda")
 
 
+@pytest.mark.kernels
 def test_weights_are_copied_and_memory_is_cleared_on_the_device(backend: CudaBackend) -> None:
     weight = random_weight(backend, np.random.default_rng(3), Q8_0, 40, 128)
     data, copy = (each.segments[0].data for each in (weight, copied_weight(backend, weight)))
