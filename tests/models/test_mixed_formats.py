@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from numba_engine.config import ActivationDtype, EngineConfig
+from numba_engine.config import ActivationDtype, BackendName, EngineConfig
 from numba_engine.formats import F32, Q4_K, Q6_K, Q8_0, dequantize
 from numba_engine.model.config import ModelConfig
 from numba_engine.model.tensors import tensors_of
@@ -35,11 +35,15 @@ def expected_logits(model: ModelConfig, by_hf_name: Mapping[str, np.ndarray]) ->
 
 
 @pytest.mark.parametrize("fusion", [True, False])
-@pytest.mark.parametrize("activation_dtype", get_args(ActivationDtype))
-def test_logits_are_those_of_the_stored_values(tmp_path: Path, activation_dtype: ActivationDtype, fusion: bool) -> None:
+@pytest.mark.parametrize(
+    ("backend", "activation_dtype"), [*(("cpu", dtype) for dtype in get_args(ActivationDtype)), ("ptx", "int8")]
+)
+def test_logits_are_those_of_the_stored_values(
+    tmp_path: Path, backend: BackendName, activation_dtype: ActivationDtype, fusion: bool
+) -> None:
     path = write_gguf(tmp_path / "mixed.gguf", MODEL, format=Q4_K, formats=FORMATS)
     config = EngineConfig(
-        backend="cpu", num_threads=2, activation_dtype=activation_dtype, kv_cache_dtype="float32", fusion=fusion
+        backend=backend, num_threads=2, activation_dtype=activation_dtype, kv_cache_dtype="float32", fusion=fusion
     )
     forward = Forward.load(path, config, max_tokens=len(PROMPT))
     logits = forward.logits(PROMPT, POSITIONS)
